@@ -1,0 +1,1 @@
+"""Timely dataflow for machine learning."""

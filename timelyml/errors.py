@@ -1,0 +1,113 @@
+"""Every exception class of timelyml, grouped by whose fault it is.
+
+The groups are the user's graph, the user's function, a peer or the network,
+placement, and ours (`InvariantError`). Values that a message quotes are also
+attributes, and every error survives pickling, since errors cross processes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class TimelyError(Exception):
+    """Base of every error that timelyml raises on purpose.
+
+    Keyword arguments become attributes, so that a program need not parse the
+    message; they survive pickling.
+    """
+
+    def __init__(self, message: str, **values: Any) -> None:
+        super().__init__(message)
+        self.values = values
+        for key, value in values.items():
+            setattr(self, key, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), str(self), self.values)
+
+
+def _rebuild(cls: type[TimelyError], message: str, values: dict[str, Any]) -> Any:
+    return cls(message, **values)
+
+
+# The user's graph or the user's call -------------------------------------------
+
+
+class GraphError(TimelyError):
+    """The dataflow graph is not one that can run."""
+
+
+class TimeError(TimelyError):
+    """A timestamp is malformed or moves backwards."""
+
+
+class CapabilityError(TimelyError):
+    """An operator used a right to send that it does not hold."""
+
+
+class PayloadError(TimelyError):
+    """A payload is not a list of records or columns of one length."""
+
+
+class RoutingError(TimelyError):
+    """A destination lies outside the shards of the receiving operator."""
+
+
+class ShippingError(TimelyError):
+    """User code or a captured object cannot be shipped to workers."""
+
+
+class ConfigError(TimelyError):
+    """An option has a value that cannot work."""
+
+
+# The user's function -------------------------------------------------------------
+
+
+class OperatorError(TimelyError):
+    """A user's function raised inside an operator.
+
+    `__cause__` is the user's own exception; `traceback_text` its traceback.
+    """
+
+
+class StateLimitError(OperatorError):
+    """An operator retains more state than its limit allows."""
+
+
+# A peer or the network -----------------------------------------------------------
+
+
+class PeerError(TimelyError):
+    """A worker process died, never came, or stopped answering."""
+
+
+class WireError(TimelyError):
+    """A frame is malformed, truncated, foreign or of another version."""
+
+
+class DeadlineError(TimelyError):
+    """Something did not happen in the time that the caller allowed."""
+
+
+class RunStoppedError(TimelyError):
+    """The run was cancelled or its cluster closed before it was complete."""
+
+
+# Placement -----------------------------------------------------------------------
+
+
+class PlacementError(TimelyError):
+    """A shard or computation cannot be placed as asked."""
+
+
+# Ours ----------------------------------------------------------------------------
+
+
+class InvariantError(TimelyError):
+    """timelyml broke one of its own invariants: a bug here, not in user code."""
+
+
+class ProgressProtocolError(InvariantError):
+    """A progress batch is a duplicate, out of sequence, or of another generation."""

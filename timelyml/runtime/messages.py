@@ -1,0 +1,207 @@
+"""The messages that workers, the controller and the driver exchange.
+
+Each is a frozen dataclass; the codec turns it into frames. Data, progress and
+credit travel between workers; everything else between the controller and one
+worker. `generation` names the run: a message of an older one is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from timelyml.exchange import Endpoint
+from timelyml.progress import ProgressBatch, Timestamp
+
+# Between workers -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows from one producer shard for one consumer shard (-1: all local shards).
+
+    `weight` is the number of records that progress counts, at least 1;
+    `is_last` marks the end of a logical block on a dense edge.
+    """
+
+    source_shard: int
+    target_shard: int
+    weight: int
+    is_last: bool
+    payload: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """All parts that one step sends on one channel, at one time, to one worker."""
+
+    channel: int
+    time: Timestamp
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DataMessage:
+    """Blocks of one step for one worker, with its progress batch when it is small."""
+
+    generation: int
+    blocks: tuple[Block, ...]
+    progress: ProgressBatch | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressMessage:
+    """One atomic progress batch, from a worker or from the controller."""
+
+    batch: ProgressBatch
+
+
+@dataclass(frozen=True, slots=True)
+class CreditMessage:
+    """Bytes that left the receiver's queue, by channel."""
+
+    generation: int
+    refunds: tuple[tuple[int, int], ...]
+
+
+# Controller to worker ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Where each worker listens, by worker index."""
+
+    endpoints: tuple[Endpoint | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Deploy:
+    """Build this run's dataflow: `shipped` is the pickled graph and its config."""
+
+    generation: int
+    num_workers: int
+    shipped: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Every worker has built the same graph: data may flow."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorMessage:
+    """A message from the driver to one shard of an operator (input handles)."""
+
+    generation: int
+    operator: int
+    shard: int
+    body: Any
+
+
+@dataclass(frozen=True, slots=True)
+class StopSources:
+    """Close every source at its present epoch, so that the run drains."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Forget the run: it is complete, cancelled or failed (`reason`)."""
+
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """Ask for metrics and held capabilities; answered by `Report`."""
+
+    generation: int
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """Leave the cluster and end."""
+
+
+# Worker to controller ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A worker is there: who it is and where it listens."""
+
+    worker: int
+    process_id: int
+    endpoint: Endpoint | None
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The worker has opened its links to every peer."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The worker built the graph; `description` explains a fingerprint mismatch."""
+
+    generation: int
+    worker: int
+    fingerprint: str
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """Something an operator sends to the driver, e.g. a collected batch."""
+
+    generation: int
+    operator: int
+    shard: int
+    tag: str
+    body: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """An operator or the worker failed; `error` is a pickled TimelyError."""
+
+    generation: int
+    worker: int
+    error: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """The worker has forgotten the run; its last metrics ride along."""
+
+    generation: int
+    worker: int
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Answer to `Inspect`: metrics, and who holds which capability and why."""
+
+    generation: int
+    worker: int
+    request: int
+    metrics: dict[str, Any]
+    holdings: tuple[tuple[Any, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The worker's process is alive, and what its loop is doing for how long."""
+
+    worker: int
+    activity: str
+    busy_s: float
