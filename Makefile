@@ -1,0 +1,48 @@
+# Every target first makes .venv, so a fresh machine needs only python3, venv and make.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready
+NAME ?=
+ARGS ?=
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help run test test-slow check format bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "timelyml needs Python 3.11 or later; got " + sys.version.split()[0] + "; use make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --editable '.[dev,plot]'
+	@touch $@
+
+run: $(READY) ## train the mixture-of-experts example (ARGS='--steps 50 --workers 4')
+	$(PY) -m examples.moe_routing $(ARGS)
+
+test: $(READY) ## run the tests and doctests (ARGS='tests/progress -x')
+	$(PY) -m pytest $(ARGS)
+
+test-slow: $(READY) ## run the slow tests: thousands of simulated schedules
+	$(PY) -m pytest -m slow --timeout=3600 $(ARGS)
+
+check: $(READY) ## formatting, lint, types, examples at a small size, tests
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	$(PY) -m examples.moe_routing --steps 4 --workers 2 --json
+	$(PY) -m pytest $(ARGS)
+
+format: $(READY) ## format the code and mend what ruff can mend
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+bench: $(READY) ## run one benchmark (NAME=latency ARGS=--json); without NAME, list them
+	$(PY) -m benchmarks $(NAME) $(ARGS)
+
+clean: ## remove what builds and runs leave behind, .venv included
+	rm -rf $(VENV) build dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
