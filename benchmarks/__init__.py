@@ -1,0 +1,1 @@
+"""What timelyml is measured by; run as `python -m benchmarks NAME [--json]`."""
