@@ -36,7 +36,7 @@ class Report:
         is_met: bool | None = None,
         **more: float,
     ) -> None:
-        """Add a figure; `more` are further named figures of the same row.
+        """Add a figure.
 
         Args:
             name: Key of the figure in the JSON object, e.g. `epoch_p50_us`.
@@ -44,6 +44,7 @@ class Report:
             unit: Shown behind it.
             target: What was aimed for, in words.
             is_met: Whether it was reached; `None` where nothing was aimed for.
+            **more: Further figures of the same row, by name.
         """
         self.rows.append(Row(name, value, unit, target, is_met, more))
 
