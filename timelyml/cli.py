@@ -1,0 +1,224 @@
+"""The `timelyml` command: arguments and exit codes; the work is done elsewhere.
+
+Exit codes: 0, the run is complete; 1, it failed; 2, it was refused before anything
+started (arguments, target, graph, or code that cannot be shipped); 130, interrupted.
+Records go to stdout and everything else to stderr, so that output can be piped.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated
+
+import typer
+
+from timelyml.errors import (
+    ConfigError,
+    GraphError,
+    OperatorError,
+    ShippingError,
+    TimelyError,
+)
+from timelyml.fluent import Dataflow
+
+FAILED, REFUSED, INTERRUPTED = 1, 2, 130
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Run and inspect timely dataflows.",
+)
+
+
+class Mode(StrEnum):
+    """Where the workers of a run live."""
+
+    PROCESSES = "processes"
+    THREADS = "threads"
+    INPROCESS = "inprocess"
+
+
+class Wire(StrEnum):
+    """What carries messages between worker processes."""
+
+    IPC = "ipc"
+    TCP = "tcp"
+
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODULE:FLOW",
+        help="A Dataflow, or a function that returns one, in a module or a .py file; "
+        "FLOW defaults to 'flow'.",
+    ),
+]
+
+
+def main() -> None:
+    """Run the command line and leave with its exit code."""
+    app()
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.")
+    ] = False,
+) -> None:
+    if version:
+        typer.echo(f"timelyml {importlib.metadata.version('timelyml')}")
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    target: Target,
+    *,
+    workers: Annotated[
+        int, typer.Option("--workers", "-w", min=1, help="Number of workers.")
+    ] = 1,
+    mode: Annotated[
+        Mode | None,
+        typer.Option(help="Default: inprocess for one worker, else processes."),
+    ] = None,
+    transport: Annotated[
+        Wire, typer.Option(help="Between worker processes.")
+    ] = Wire.IPC,
+    print_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--print",
+            metavar="NAME",
+            help="Print what collect(NAME) gathered, a record a line; repeatable.",
+        ),
+    ] = None,
+) -> None:
+    """Run a dataflow to its end."""
+    with _exit_codes():
+        flow = _load(target)
+        result = flow.run(
+            workers=workers, mode=mode and mode.value, transport=transport.value
+        )
+        for name in print_ or ():
+            for record in result[name]:
+                typer.echo(record)
+
+
+@app.command()
+def graph(
+    target: Target,
+    *,
+    mermaid: Annotated[
+        bool, typer.Option("--mermaid", help="A Mermaid diagram instead of text.")
+    ] = False,
+) -> None:
+    """Print a dataflow's graph without running it."""
+    with _exit_codes():
+        built = _load(target).build()
+        typer.echo(built.to_mermaid() if mermaid else built.describe())
+
+
+@contextmanager
+def _exit_codes() -> Iterator[None]:
+    """Turn errors into one line on stderr and an exit code.
+
+    Only the user's own code is worth a traceback here: an error of timelyml says in
+    its message who did what, and what to do.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except (ConfigError, GraphError, ShippingError) as error:
+        _complain(error)
+        raise typer.Exit(REFUSED) from None
+    except OperatorError as error:
+        typer.echo(getattr(error, "traceback_text", ""), err=True)
+        _complain(error)
+        raise typer.Exit(FAILED) from None
+    except TimelyError as error:
+        _complain(error)
+        raise typer.Exit(FAILED) from None
+
+
+def _complain(error: Exception) -> None:
+    typer.echo(f"timelyml: {error}", err=True)
+
+
+def _load(target: str) -> Dataflow:
+    """Return the dataflow that `module:flow` or `path/to/file.py:flow` names."""
+    where, _, name = target.partition(":")
+    name = name or "flow"
+    module = _import(where)
+    found = getattr(module, name, None)
+    if not isinstance(found, Dataflow) and callable(found):
+        with _user_traceback():
+            found = found()
+    if not isinstance(found, Dataflow):
+        raise ConfigError(
+            f"target {target!r} names no dataflow; got {found!r} for {name!r}; expected "
+            "a Dataflow or a function without arguments that returns one"
+        )
+    return found
+
+
+def _import(where: str) -> ModuleType:
+    """Import a module by name from the current directory or the path, or a file."""
+    path = Path(where)
+    if path.suffix != ".py":
+        sys.path.insert(0, str(Path.cwd()))
+        with _user_traceback():
+            try:
+                return importlib.import_module(where)
+            except ModuleNotFoundError as error:
+                if error.name is None or not f"{where}.".startswith(f"{error.name}."):
+                    raise  # the module is there; something that it imports is not
+                raise ConfigError(
+                    f"module {where!r} cannot be found; got no module {error.name!r}; "
+                    "expected a module importable from here, or a path ending in .py"
+                ) from None
+    spec = None
+    if path.is_file():
+        spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
+    if spec is None or spec.loader is None:
+        raise ConfigError(
+            f"file {where!r} does not exist; expected a Python file or a module name"
+        )
+    sys.path.insert(0, str(path.parent.resolve()))  # as for a script
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    with _user_traceback():
+        spec.loader.exec_module(module)
+    return module
+
+
+@contextmanager
+def _user_traceback() -> Iterator[None]:
+    """Show an exception of the user's own code as Python does, less our frames."""
+    try:
+        yield
+    except TimelyError:
+        raise
+    except Exception as error:  # noqa: BLE001 the user's module may raise anything
+        frames = error.__traceback__
+        while frames is not None and _is_loader(frames.tb_frame.f_code.co_filename):
+            frames = frames.tb_next
+        lines = traceback.format_exception(type(error), error, frames)
+        typer.echo("".join(lines).rstrip(), err=True)
+        raise typer.Exit(FAILED) from None
+
+
+def _is_loader(filename: str) -> bool:
+    return filename in (__file__, importlib.__file__) or filename.startswith("<frozen ")
