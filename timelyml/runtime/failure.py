@@ -1,0 +1,194 @@
+"""Failures that cross processes: an operator's, with the user's own exception.
+
+The error that a user catches is an `OperatorError` and, where Python allows it, an
+instance of the type that the user's function raised too, so that `except KeyError`
+works as if the function had been called directly. Its `__cause__` is the user's
+exception, and the traceback of the worker is text, in `traceback_text` and a note.
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+from timelyml.errors import InvariantError, OperatorError, TimelyError
+from timelyml.progress import Timestamp
+from timelyml.runtime.shipping import dumps, loads
+
+# Attributes of the user's exception that must not replace ours or Python's own.
+_RESERVED = frozenset({"args", "values", "__notes__"})
+
+
+def operator_failure(
+    cause: BaseException,
+    *,
+    operator: str,
+    worker: int,
+    shard: int | None,
+    time: Timestamp | None,
+) -> OperatorError:
+    """Wrap what a user's function raised; call it where the traceback is alive."""
+    text = "".join(traceback.format_exception(cause))
+    where = f"worker {worker}"
+    if shard is not None:
+        where += f", shard {shard}"
+    if time is not None:
+        where += f", at time {time!r}"
+    kind = type(cause).__name__
+    detail = str(cause).replace("\n", " ")
+    msg = f"operator {operator!r} failed on {where}: {kind}: {detail}"
+    values = {
+        "operator": operator,
+        "worker": worker,
+        "shard": shard,
+        "time": time,
+        "traceback_text": text,
+    }
+    return make_operator_error(msg, values, cause)
+
+
+def make_operator_error(
+    message: str, values: dict[str, Any], cause: BaseException | None
+) -> OperatorError:
+    """Build an `OperatorError` that is also of the type of `cause`, if possible."""
+    error = _instance_of_both(message, values, cause)
+    error.__cause__ = cause
+    operator, worker = values.get("operator"), values.get("worker")
+    if text := values.get("traceback_text"):
+        error.add_note(
+            f"traceback of operator {operator!r} on worker {worker}:\n{text}"
+        )
+    return error
+
+
+def _instance_of_both(
+    message: str, values: dict[str, Any], cause: BaseException | None
+) -> OperatorError:
+    # An exit is no failure to be caught by type: SystemExit would end the driver.
+    if not isinstance(cause, Exception):
+        return OperatorFailureError(message, **values)
+    user_type = type(cause)
+    names = {"__module__": user_type.__module__, "__qualname__": user_type.__qualname__}
+    try:
+        both = type(user_type.__name__, (OperatorFailureError, user_type), names)
+        error = both.__new__(both, message)
+        OperatorFailureError.__init__(error, message, **values)
+        _ = str(error), repr(error)
+    except Exception:  # noqa: BLE001 - a type that cannot be combined: layout, __new__
+        return OperatorFailureError(message, **values)
+    for name, value in vars(cause).items():
+        if name not in _RESERVED and name not in values:
+            error.__dict__.setdefault(name, value)
+    return error
+
+
+class OperatorFailureError(OperatorError):
+    """A user's function raised: the base that comes before the user's own type."""
+
+    def __init__(self, message: str, **values: Any) -> None:
+        Exception.__init__(self, message)
+        self.values = values
+        self.__dict__.update(values)
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # KeyError would quote it
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        notes = list(getattr(self, "__notes__", []))
+        cause = pack_exception(self.__cause__)
+        return _rebuild_failure, (self.args[0], self.values, cause, notes)
+
+
+def _rebuild_failure(
+    message: str, values: dict[str, Any], cause: bytes | None, notes: list[str]
+) -> OperatorError:
+    error = make_operator_error(message, values, unpack_exception(cause))
+    if notes:
+        error.__notes__ = notes
+    return error
+
+
+# Any exception ---------------------------------------------------------------------
+
+
+def pack_exception(error: BaseException | None) -> bytes | None:
+    """Pickle an exception, or return None if it cannot come back from that."""
+    if error is None:
+        return None
+    bare = _BareException(type(error), error.args, dict(vars(error)))
+    return _dumps_for_sure(error) or _dumps_for_sure(bare)
+
+
+def unpack_exception(data: bytes | None) -> BaseException | None:
+    """Rebuild what `pack_exception` made; None if this process cannot."""
+    if data is None:
+        return None
+    try:
+        error = loads(data)
+    except Exception:  # noqa: BLE001 - a class that exists only in the worker
+        return None
+    return error if isinstance(error, BaseException) else None
+
+
+class _BareException:
+    """An exception without its constructor, for types that do not pickle."""
+
+    def __init__(
+        self, type_: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
+    ) -> None:
+        self.parts = type_, args, state
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_bare, self.parts
+
+
+def _rebuild_bare(
+    type_: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
+) -> BaseException:
+    error = type_.__new__(type_, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+# The body of a Failed message ------------------------------------------------------
+
+
+def pack_error(error: TimelyError) -> bytes:
+    """Pickle an error for a `Failed` message; always succeeds."""
+    notes = list(getattr(error, "__notes__", []))
+    data = _dumps_for_sure((error, pack_exception(error.__cause__), notes))
+    if data is None:
+        plain = OperatorError if isinstance(error, OperatorError) else InvariantError
+        text = "".join(traceback.format_exception(error))
+        data = dumps((plain(str(error), traceback_text=text), None, notes))
+    return data
+
+
+def unpack_error(data: bytes) -> TimelyError:
+    """Rebuild the error of a `Failed` message; an unreadable one is an error too."""
+    try:
+        error, cause, notes = loads(data)
+    except Exception as problem:  # noqa: BLE001 - a class that exists only in the worker
+        msg = (
+            f"a worker's error cannot be read here; got {type(problem).__name__}: "
+            f"{problem}; expected classes that the driver can import"
+        )
+        return OperatorError(msg)
+    if not isinstance(error, TimelyError):
+        return InvariantError(f"a worker reported {error!r}, which is no TimelyError")
+    if error.__cause__ is None:
+        error.__cause__ = unpack_exception(cause)
+    if notes:
+        error.__notes__ = notes
+    return error
+
+
+def _dumps_for_sure(value: object) -> bytes | None:
+    """Pickle, but only if it also comes back: some constructors fail only then."""
+    try:
+        data = dumps(value)
+        loads(data)
+    except Exception:  # noqa: BLE001 - whatever a user's __reduce__ raises
+        return None
+    return data

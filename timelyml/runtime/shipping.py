@@ -1,0 +1,160 @@
+"""Shipping of user code: the one place that pickles it, and that unpickles it.
+
+A run is pickled once, before anything starts, in every mode; each worker then
+unpickles its own copy, so captured objects behave alike everywhere. Code of
+`__main__` and of modules that a worker could not import travels by value.
+Unpickling runs code: only what the process that started a worker sent to it, over
+an authenticated link, may reach `unship`.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+import types
+from typing import Any
+
+import cloudpickle
+
+from timelyml.errors import ShippingError
+from timelyml.graph import Graph
+from timelyml.runtime.config import ShippedRun
+from timelyml.runtime.culprit import Culprit, find_culprit
+
+
+def ship(run: ShippedRun) -> bytes:
+    """Pickle a graph and its configuration, for `unship` in each worker.
+
+    Raises:
+        ShippingError: Something captured cannot be pickled; names the operator or
+            channel, and the attribute where it was found.
+    """
+    try:
+        return dumps(run)
+    except Exception as error:
+        raise _explain(run, error) from error
+
+
+def unship(shipped: bytes) -> ShippedRun:
+    """Rebuild what `ship` pickled; runs code that the bytes name.
+
+    Raises:
+        ShippingError: A module or name that it needs does not exist here.
+    """
+    try:
+        run = pickle.loads(shipped)  # noqa: S301 - sent by the process that started us
+    except Exception as error:
+        msg = (
+            f"the shipped dataflow cannot be rebuilt in this worker; got "
+            f"{type(error).__name__}: {error}; expected every module that it uses to "
+            "be importable here; install it for the workers or define it in the script"
+        )
+        raise ShippingError(msg, reason=repr(error)) from error
+    if not isinstance(run, ShippedRun):
+        msg = (
+            f"the shipped bytes are no dataflow; got {type(run).__name__}; expected "
+            "what ship() returned"
+        )
+        raise ShippingError(msg, reason=type(run).__name__)
+    return run
+
+
+def dumps(value: object) -> bytes:
+    """Pickle any object, by value where a worker could not import its code."""
+    with io.BytesIO() as file:
+        pickler = _Pickler(file)
+        try:
+            pickler.dump(value)
+        finally:
+            pickler.unregister()
+        return file.getvalue()
+
+
+def loads(data: bytes) -> Any:
+    """Unpickle what `dumps` made; runs code that the bytes name."""
+    return pickle.loads(data)  # noqa: S301 - only called on bytes of our own workers
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is untyped
+    """Registers modules that workers cannot import, for as long as it pickles."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self._registered: list[types.ModuleType] = []
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, (types.FunctionType, type)):
+            self._register_module_of(obj)
+        return super().reducer_override(obj)
+
+    def _register_module_of(self, obj: Any) -> None:
+        name = getattr(obj, "__module__", None)
+        module = sys.modules.get(name) if isinstance(name, str) else None
+        if module is None or name == "__main__" or module in self._registered:
+            return
+        if not _is_importable(module):
+            cloudpickle.register_pickle_by_value(module)
+            self._registered.append(module)
+
+    def unregister(self) -> None:
+        for module in self._registered:
+            cloudpickle.unregister_pickle_by_value(module)
+        self._registered.clear()
+
+
+def _is_importable(module: types.ModuleType) -> bool:
+    """Whether a fresh interpreter with our `sys.path` would find the module."""
+    if getattr(module, "__spec__", None) is None:
+        return module.__name__ in sys.builtin_module_names
+    root = module.__name__.partition(".")[0]
+    if root in sys.stdlib_module_names:
+        return True
+    for finder in sys.meta_path:
+        find_spec = getattr(finder, "find_spec", None)
+        if find_spec is not None and find_spec(root, None) is not None:
+            return True
+    return False
+
+
+# Which operator it was -------------------------------------------------------------
+
+
+def _explain(run: ShippedRun, error: Exception) -> ShippingError:
+    for who, part in _parts(run.graph):
+        if (culprit := find_culprit(part, _reason_not_picklable)) is not None:
+            return _refusal(who, culprit)
+    if (culprit := find_culprit(run.config, _reason_not_picklable)) is not None:
+        return _refusal("the run's configuration", culprit)
+    return _refusal(
+        f"dataflow {run.graph.name!r}", Culprit("", type(run), f"{error!r}")
+    )
+
+
+def _parts(graph: Graph) -> list[tuple[str, object]]:
+    parts: list[tuple[str, object]] = []
+    for spec in graph.operators:
+        parts += [(f"operator {spec.name!r}", part) for part in (spec.logic, spec)]
+    for channel in graph.channels:
+        source = graph.operators[channel.source.operator].name
+        target = graph.operators[channel.target.operator].name
+        parts.append((f"the channel from {source!r} to {target!r}", channel.pact))
+    return parts
+
+
+def _refusal(who: str, culprit: Culprit) -> ShippingError:
+    where = f" at {culprit.path}" if culprit.path else ""
+    msg = (
+        f"{who} cannot be shipped to workers; got a {culprit.type_name}{where} "
+        f"({culprit.reason}); expected functions and values that pickle; create it "
+        "inside the function, or in state, on the worker"
+    )
+    return ShippingError(msg, who=who, path=culprit.path, type_name=culprit.type_name)
+
+
+def _reason_not_picklable(value: object) -> str | None:
+    try:
+        dumps(value)
+    except Exception as error:  # noqa: BLE001 - whatever a user's __reduce__ raises
+        return f"{type(error).__name__}: {error}"
+    return None
