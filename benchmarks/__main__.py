@@ -9,7 +9,7 @@ import sys
 import benchmarks
 
 # Modules of this package that are no benchmarks.
-SUPPORT = frozenset({"__main__", "report"})
+SUPPORT = frozenset({"__main__", "bare", "report"})
 
 
 def names() -> list[str]:
