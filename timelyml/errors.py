@@ -38,6 +38,34 @@ class GraphError(TimelyError):
     """The dataflow graph is not one that can run."""
 
 
+class DuplicateNameError(GraphError):
+    """Two operators, scopes or loops of one dataflow ask for the same name."""
+
+
+class ForeignStreamError(GraphError):
+    """A stream, scope or loop of one dataflow is used in another."""
+
+
+class ScopeError(GraphError):
+    """A stream is used in a scope that it has not entered, or leaves none."""
+
+
+class LoopError(GraphError):
+    """A feedback loop is never connected, connected twice, or holds no operator."""
+
+
+class CycleError(GraphError):
+    """A cycle of the graph does not advance time; `path` names its operators."""
+
+
+class ShardCountError(GraphError):
+    """Shard counts of two operators, a pact or a placement do not fit together."""
+
+
+class DenseEdgeError(GraphError):
+    """A dense edge leaves an operator that need not fire once per time."""
+
+
 class TimeError(TimelyError):
     """A timestamp is malformed or moves backwards."""
 
