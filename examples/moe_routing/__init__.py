@@ -1,0 +1,1 @@
+"""A mixture-of-experts language model whose experts are shards of a dataflow."""

@@ -1,0 +1,49 @@
+"""The sizes and settings of one training run."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that decides the result, so that a run can be repeated.
+
+    `batch` is the number of bytes predicted per step, over all data shards.
+    """
+
+    num_experts: int = 8
+    top_k: int = 2
+    d_model: int = 128
+    d_byte: int = 32
+    d_ff: int = 192
+    window: int = 12
+    batch: int = 2048
+    steps: int = 400
+    data_shards: int = 2
+    learning_rate: float = 6e-3
+    warmup_steps: int = 40
+    balance: float = 0.02
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.top_k <= self.num_experts:
+            raise ValueError(
+                f"settings: top_k out of range; got {self.top_k!r}; expected 1 to "
+                f"{self.num_experts} (--experts); lower --top-k"
+            )
+        if self.batch % self.data_shards:
+            raise ValueError(
+                f"settings: uneven batch; got {self.batch!r}; expected a multiple of "
+                f"{self.data_shards} data shards; change --batch"
+            )
+
+    @property
+    def shard_batch(self) -> int:
+        """Tokens of one data shard in one step."""
+        return self.batch // self.data_shards
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the settings as a plain dict, for the report."""
+        return asdict(self)

@@ -1,0 +1,30 @@
+"""Machine learning on the dataflow; the only part of timelyml that imports JAX."""
+
+from timelyml.ml.buckets import bucket_size, cut_rows, num_rows_of, on_buckets, pad_rows
+from timelyml.ml.choice import balance_loss, choose, count_choices, routing_weights
+from timelyml.ml.moe import (
+    DispatchPlan,
+    combine,
+    expert_backward,
+    expert_forward,
+    place_slots,
+    plan_dispatch,
+)
+
+__all__ = [
+    "DispatchPlan",
+    "balance_loss",
+    "bucket_size",
+    "choose",
+    "combine",
+    "count_choices",
+    "cut_rows",
+    "expert_backward",
+    "expert_forward",
+    "num_rows_of",
+    "on_buckets",
+    "pad_rows",
+    "place_slots",
+    "plan_dispatch",
+    "routing_weights",
+]

@@ -1,0 +1,107 @@
+"""The one choice of experts: top-k over router logits, and the weights it implies.
+
+Every side of the wire that chooses experts calls `choose`, because frameworks differ
+on ties, NaN and -0.0, and a token must not be sent by one rule and counted by
+another. Pure JAX, deterministic.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+_TAKEN = -(2**31)
+_NAN = -(2**31) + 1
+
+
+def _sortable(logits: jax.Array) -> jax.Array:
+    """Map float32 to int32 keys of the same order; NaN lowest, -0.0 equal to 0.0."""
+    canonical = jnp.where(logits == 0, jnp.float32(0), logits)
+    bits = jax.lax.bitcast_convert_type(canonical, jnp.int32)
+    key = jnp.where(bits < 0, bits ^ jnp.int32(0x7FFFFFFF), bits)
+    return jnp.where(jnp.isnan(logits), jnp.int32(_NAN), key)
+
+
+def choose(logits: jax.Array, top_k: int) -> jax.Array:
+    """Choose the `top_k` experts of each token, best first.
+
+    Equal logits go to the lowest index, -0.0 equals 0.0, and NaN ranks below
+    -inf. The choice is made on logits in float32: probabilities round ties into
+    being.
+
+    Args:
+        logits: `(tokens, experts)`, cast up to float32.
+        top_k: How many experts, between 1 and `experts`.
+
+    Returns:
+        `(tokens, top_k) int32`, without a gradient.
+    """
+    num_experts = logits.shape[-1]
+    if not 1 <= top_k <= num_experts:
+        raise ValueError(
+            f"choose: top_k out of range; got {top_k!r}; expected 1 to {num_experts}; "
+            "a token cannot visit more experts than there are"
+        )
+    keys = _sortable(jax.lax.stop_gradient(logits).astype(jnp.float32))
+    columns = jnp.arange(num_experts, dtype=jnp.int32)
+    chosen = []
+    for _ in range(top_k):
+        best = jnp.argmax(keys, axis=-1).astype(jnp.int32)
+        chosen.append(best)
+        keys = jnp.where(columns == best[..., None], jnp.int32(_TAKEN), keys)
+    return jnp.stack(chosen, axis=-1)
+
+
+def routing_weights(
+    logits: jax.Array, chosen: jax.Array, *, renormalise: bool = True
+) -> jax.Array:
+    """Weigh the chosen experts by their softmax probabilities.
+
+    Args:
+        logits: `(tokens, experts)`, cast up to float32.
+        chosen: `(tokens, top_k)` from `choose`, replayed and not chosen again when
+            a backward pass recomputes.
+        renormalise: Make the weights of a token sum to 1. With one expert per
+            token that makes every weight 1 and leaves the router without a
+            gradient, so pass False there.
+
+    Returns:
+        `(tokens, top_k) float32`; the gradient flows to the logits.
+
+    Source:
+        Mixtral (renormalised), Switch Transformer (not).
+    """
+    scores = logits.astype(jnp.float32)
+    probabilities = jax.nn.softmax(scores, axis=-1)
+    picked = jnp.take_along_axis(probabilities, chosen, axis=-1)
+    if not renormalise:
+        return picked
+    return picked / jnp.sum(picked, axis=-1, keepdims=True)
+
+
+def count_choices(chosen: jax.Array, num_experts: int) -> jax.Array:
+    """Count how many of the chosen pairs go to each expert, `(experts,) int32`."""
+    columns = jnp.arange(num_experts, dtype=jnp.int32)
+    hits = chosen.reshape(-1, 1) == columns  # (tokens * top_k, experts)
+    return jnp.sum(hits, axis=0, dtype=jnp.int32)
+
+
+def balance_loss(
+    counts: jax.Array, probability_sums: jax.Array, num_tokens: jax.Array | int
+) -> jax.Array:
+    """Penalise routing that loads few experts: `experts * sum(f * P)`.
+
+    Both arguments are sums over the whole batch, of all shards: the mean of
+    per-shard losses is another number. Balanced routing gives `top_k`.
+
+    Args:
+        counts: `(experts,)` choices of each expert; carries no gradient.
+        probability_sums: `(experts,)` softmax probabilities summed over tokens.
+        num_tokens: Tokens in the whole batch.
+
+    Source:
+        Switch Transformer, as Mixtral's reference code generalises it to top-k.
+    """
+    fractions = jax.lax.stop_gradient(counts.astype(jnp.float32)) / num_tokens
+    means = probability_sums / num_tokens
+    return counts.shape[0] * jnp.sum(fractions * means)
