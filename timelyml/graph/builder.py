@@ -177,7 +177,7 @@ class GraphBuilder:
         check_operator(spec)
         for each in inputs:
             if each.stream.loop is None:  # else once it is connected
-                self._check_edge(each.stream, spec, each.pact)
+                check_edge(each.pact, self._operators[each.stream.operator], spec)
         self._operator_names.add(name, kind)
         self._operators.append(spec)
         for port, each in enumerate(inputs):
@@ -306,7 +306,8 @@ class GraphBuilder:
         channels = []
         for wire in self._wires:
             source = self._resolved(wire.stream)
-            self._check_edge(source, self._operators[wire.target.operator], wire.pact)
+            producer = self._operators[source.operator]
+            check_edge(wire.pact, producer, self._operators[wire.target.operator])
             channels.append(
                 ChannelSpec(
                     index=len(channels),
@@ -314,6 +315,7 @@ class GraphBuilder:
                     target=wire.target,
                     pact=wire.pact,
                     summary=source.summary,
+                    keeps_time=source.summary == Summary.identity(producer.depth),
                 )
             )
         scopes = tuple(self._scopes)
@@ -379,12 +381,6 @@ class GraphBuilder:
             return None
         check_shard_count(num_shards, who=who)
         return num_shards
-
-    def _check_edge(self, source: StreamRef, target: OperatorSpec, pact: Pact) -> None:
-        producer = self._operators[source.operator]
-        check_edge(
-            pact, producer.name, producer.num_shards, target.name, target.num_shards
-        )
 
     def _check_own(self, builder: GraphBuilder, who: str) -> None:
         if builder is not self:

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 
 from timelyml.graph.spec import ChannelSpec, OperatorSpec, ScopeSpec
 from timelyml.graph.text import shards_text, summary_text
-from timelyml.progress import Summary
 
 
 def to_mermaid(
@@ -19,7 +18,7 @@ def to_mermaid(
 ) -> str:
     """Return the flowchart's source."""
     lines = ["flowchart LR", *_scope_lines(None, operators, scopes, indent="  ")]
-    lines += [f"  {_edge(channel, operators)}" for channel in channels]
+    lines += [f"  {_edge(channel)}" for channel in channels]
     return "\n".join(lines)
 
 
@@ -51,9 +50,9 @@ def _box(spec: OperatorSpec) -> str:
     return f"op{spec.index}([{text}])" if spec.is_source else f"op{spec.index}[{text}]"
 
 
-def _edge(channel: ChannelSpec, operators: Sequence[OperatorSpec]) -> str:
+def _edge(channel: ChannelSpec) -> str:
     label = channel.pact.describe()
-    if channel.summary != Summary.identity(operators[channel.source.operator].depth):
+    if not channel.keeps_time:
         label += f" at {summary_text(channel.summary)}"
     arrow = "==>" if channel.pact.dense else "-->"
     ends = f"op{channel.source.operator}", f"op{channel.target.operator}"

@@ -172,15 +172,8 @@ class Graph:
         for spec in operators:
             check_placement(spec, num_workers)
         for channel in self.channels:
-            source = operators[channel.source.operator]
-            target = operators[channel.target.operator]
-            check_edge(
-                channel.pact,
-                source.name,
-                source.num_shards,
-                target.name,
-                target.num_shards,
-            )
+            producer = operators[channel.source.operator]
+            check_edge(channel.pact, producer, operators[channel.target.operator])
         return replace(self, operators=operators)
 
     def describe(self) -> str:

@@ -26,14 +26,14 @@ def check_shard_count(num_shards: int | None, *, who: str) -> None:
         )
 
 
-def check_edge(
-    pact: Pact, source: str, from_shards: int | None, target: str, to_shards: int | None
-) -> None:
+def check_edge(pact: Pact, producer: OperatorSpec, consumer: OperatorSpec) -> None:
     """Refuse a pipeline between different shard counts and a gather beyond the last.
 
     A pipeline between a fixed count and one per worker is refused too, although
     it could fit by chance: whether a graph is valid must not depend on the cluster.
     """
+    source, target = producer.name, consumer.name
+    from_shards, to_shards = producer.num_shards, consumer.num_shards
     if isinstance(pact, Pipeline) and from_shards != to_shards:
         raise ShardCountError(
             f"operator {target!r} cannot be pipelined after {source!r}; got "

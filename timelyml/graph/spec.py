@@ -80,9 +80,16 @@ class OperatorSpec:
 class ChannelSpec:
     """One sharded edge from an output port to an input port.
 
-    `summary` takes a time at the source port to the time at the target port; data
-    for which it gives None is dropped. `is_cyclic` says that the edge lies on a
-    cycle, where it must never block.
+    Attributes:
+        index: Position in the graph's channels.
+        source: The output port.
+        target: The input port.
+        pact: How records find their shard.
+        summary: From a time at the source port to the time at the target port; what
+            it gives None for is dropped.
+        is_cyclic: Whether the edge lies on a cycle, where it must never block.
+        keeps_time: Whether the summary changes no time at all, so that it need not be
+            applied. `summary.is_identity` does not say so: leaving looks the same.
     """
 
     index: int
@@ -91,3 +98,4 @@ class ChannelSpec:
     pact: Pact
     summary: Summary
     is_cyclic: bool = False
+    keeps_time: bool = False

@@ -108,12 +108,12 @@ def _inner_texts(spec: OperatorSpec) -> list[str]:
 
 
 def _channel_text(channel: ChannelSpec, operators: Sequence[OperatorSpec]) -> str:
-    source = operators[channel.source.operator]
+    name = operators[channel.source.operator].name
     text = (
-        f"in{channel.target.port} <- {source.name}.out{channel.source.port} "
+        f"in{channel.target.port} <- {name}.out{channel.source.port} "
         f"by {channel.pact.describe()}"
     )
-    if channel.summary != Summary.identity(source.depth):
+    if not channel.keeps_time:
         text += f" at {summary_text(channel.summary)}"
     return f"{text}, cyclic" if channel.is_cyclic else text
 
