@@ -7,11 +7,15 @@ worker. `generation` names the run: a message of an older one is refused.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
 from timelyml.exchange import Endpoint
 from timelyml.progress import ProgressBatch, Timestamp
+
+# What two processes must agree on to work together: ours, and that of pickled code.
+HANDSHAKE = f"timelyml wire 1, python {sys.version_info[0]}.{sys.version_info[1]}"
 
 # Between workers -----------------------------------------------------------------
 
@@ -21,13 +25,15 @@ class Part:
     """Rows from one producer shard for one consumer shard (-1: all local shards).
 
     `weight` is the number of records that progress counts, at least 1;
-    `is_last` marks the end of a logical block on a dense edge.
+    `is_last` marks the end of a logical block on a dense edge; `size_bytes` is the
+    credit that it was charged, which the receiver gives back.
     """
 
     source_shard: int
     target_shard: int
     weight: int
     is_last: bool
+    size_bytes: int
     payload: Any
 
 

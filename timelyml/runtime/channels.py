@@ -1,0 +1,238 @@
+"""Channels of one run on one worker: routing out, queues in, credit between.
+
+An `OutChannel` turns a sent payload into parts for shards and counts their
+weight; the `Outbox` coalesces the parts of one step into one frame per worker
+and spends credit; an `InQueue` holds what arrived until its operator runs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from timelyml.errors import RoutingError
+from timelyml.exchange import (
+    CreditLedger,
+    num_records,
+    route,
+    size_bytes,
+    slice_rows,
+)
+from timelyml.graph import Broadcast, ChannelSpec, Direct, Gather, Pipeline
+from timelyml.progress import Timestamp
+from timelyml.runtime.messages import Block, Part
+
+ALL_LOCAL_SHARDS = -1
+Record = Callable[[int, Timestamp, int], None]
+
+
+class Arrival(NamedTuple):
+    """One part in an input queue: where it came from and what it owes."""
+
+    channel: int
+    port: int
+    peer: int
+    time: Timestamp
+    part: Part
+
+
+@dataclass(slots=True)
+class ChannelMetrics:
+    """What one channel moved, seen from the sending worker."""
+
+    records: int = 0
+    parts: int = 0
+    bytes_local: int = 0
+    bytes_remote: int = 0
+    blocks_dropped: int = 0
+
+
+class OutChannel:
+    """The sending side of one sharded edge on one worker."""
+
+    def __init__(
+        self,
+        spec: ChannelSpec,
+        *,
+        owners: tuple[int, ...],
+        target_location: int,
+        outbox: Outbox,
+        record: Record,
+    ) -> None:
+        self.spec = spec
+        self.metrics = ChannelMetrics()
+        self.is_dense = spec.pact.dense
+        self._summary = None if spec.summary.is_identity else spec.summary
+        self._owners = owners  # worker of each target shard
+        self._workers = tuple(sorted(set(owners)))
+        self._target_location = target_location
+        self._outbox = outbox
+        self._record = record
+
+    def push(
+        self,
+        source_shard: int,
+        time: Timestamp,
+        payload: Any,
+        *,
+        is_last: bool,
+        target_shard: int | None = None,
+    ) -> None:
+        """Route one payload; an empty one crosses dense edges only."""
+        sent_at = time if self._summary is None else self._summary.results_in(time)
+        if sent_at is None:
+            self.metrics.blocks_dropped += 1
+            return
+        if not (self.is_dense or num_records(payload)):
+            return
+        total = 0
+        for peer, shard, rows in self._route(source_shard, payload, target_shard):
+            weight = max(1, num_records(rows))
+            total += weight
+            size = size_bytes(rows)
+            part = Part(source_shard, shard, weight, is_last, size, rows)
+            self._outbox.add(self.spec, peer, sent_at, part)
+            metrics = self.metrics
+            metrics.parts += 1
+            metrics.records += weight
+            if peer == self._outbox.worker_index:
+                metrics.bytes_local += size
+            else:
+                metrics.bytes_remote += size
+        if total:
+            self._record(self._target_location, sent_at, total)
+
+    def _route(
+        self, source_shard: int, payload: Any, target_shard: int | None
+    ) -> Iterator[tuple[int, int, Any]]:
+        """Yield (worker, target shard, rows); only what has to be sent."""
+        pact = self.spec.pact
+        owners = self._owners
+        if isinstance(pact, Pipeline):
+            yield owners[source_shard], source_shard, payload
+        elif isinstance(pact, Broadcast):
+            for worker in self._workers:
+                yield worker, ALL_LOCAL_SHARDS, payload
+        elif isinstance(pact, Gather):
+            yield owners[pact.shard], pact.shard, payload
+        elif isinstance(pact, Direct):
+            yield self._direct(target_shard, payload)
+        else:
+            missing = set(range(len(owners))) if pact.dense else set()
+            for shard, rows in route(pact, payload, len(owners)):
+                missing.discard(shard)
+                yield owners[shard], shard, rows
+            for shard in sorted(missing):  # a dense consumer counts on every block
+                yield owners[shard], shard, slice_rows(payload, 0, 0)
+
+    def _direct(self, target_shard: int | None, payload: Any) -> tuple[int, int, Any]:
+        num_shards = len(self._owners)
+        if target_shard is None or not 0 <= target_shard < num_shards:
+            msg = (
+                f"channel {self.spec.index} has no such shard; got {target_shard!r}; "
+                f"expected 0 to {num_shards - 1}; name it with send_to"
+            )
+            raise RoutingError(msg, shard=target_shard, num_shards=num_shards)
+        return self._owners[target_shard], target_shard, payload
+
+
+class Outbox:
+    """Parts on their way out of one worker, by receiving worker.
+
+    Parts beyond the credit of their channel wait here; their weight is already
+    counted, so no frontier passes them.
+    """
+
+    def __init__(
+        self,
+        worker_index: int,
+        limit_bytes: int,
+        deliver: Callable[[int, int, Timestamp, Part], None],
+    ) -> None:
+        self.worker_index = worker_index
+        self._limit_bytes = limit_bytes
+        self._deliver = deliver
+        self._frames: dict[int, dict[tuple[int, Timestamp], list[Part]]] = {}
+        self._frame_bytes: dict[int, int] = {}
+        self._ledgers: dict[tuple[int, int], CreditLedger] = {}
+        self._waiting: dict[tuple[int, int], deque[tuple[Timestamp, Part]]] = {}
+
+    def add(self, spec: ChannelSpec, peer: int, time: Timestamp, part: Part) -> None:
+        """Queue one part for `peer`, now or when there is credit."""
+        size = part.size_bytes
+        if spec.is_cyclic:  # never blocks: the receiver spills instead
+            self._put(spec.index, peer, time, part)
+            return
+        key = (spec.index, peer)
+        ledger = self._ledgers.get(key)
+        if ledger is None:
+            ledger = self._ledgers[key] = CreditLedger(self._limit_bytes)
+        waiting = self._waiting.get(key)
+        if waiting or not ledger.can_send(size):
+            if waiting is None:
+                waiting = self._waiting[key] = deque()
+            waiting.append((time, part))
+            return
+        ledger.spend(size)
+        self._put(spec.index, peer, time, part)
+
+    def _put(self, channel: int, peer: int, time: Timestamp, part: Part) -> None:
+        if peer == self.worker_index:
+            self._deliver(channel, peer, time, part)
+            return
+        blocks = self._frames.setdefault(peer, {})
+        blocks.setdefault((channel, time), []).append(part)
+        self._frame_bytes[peer] = self._frame_bytes.get(peer, 0) + part.size_bytes
+
+    def refund(self, channel: int, peer: int, size: int) -> bool:
+        """Give credit back; True if the channel has nothing waiting any more."""
+        key = (channel, peer)
+        ledger = self._ledgers[key]
+        ledger.refund(size)
+        waiting = self._waiting.get(key)
+        if not waiting:
+            return True
+        while waiting and ledger.can_send(waiting[0][1].size_bytes):
+            time, part = waiting.popleft()
+            ledger.spend(part.size_bytes)
+            self._put(channel, peer, time, part)
+        if waiting:
+            return False
+        del self._waiting[key]
+        return True
+
+    def is_blocked(self, channel: int) -> bool:
+        """Whether anything sent on the channel waits for credit."""
+        return any(key[0] == channel for key in self._waiting)
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether any channel waits for credit; cheap, for the hot path."""
+        return bool(self._waiting)
+
+    def waiting_bytes(self) -> int:
+        """Bytes that wait for credit on this worker."""
+        return sum(
+            part.size_bytes for queue in self._waiting.values() for _, part in queue
+        )
+
+    @property
+    def has_frames(self) -> bool:
+        """Whether anything is ready to leave this worker."""
+        return bool(self._frames)
+
+    def take(self) -> Iterator[tuple[int, tuple[Block, ...], int]]:
+        """Yield (worker, blocks, bytes) of everything ready, and forget it."""
+        frames, self._frames = self._frames, {}
+        sizes, self._frame_bytes = self._frame_bytes, {}
+        for peer, blocks in frames.items():
+            yield (
+                peer,
+                tuple(
+                    Block(channel, time, tuple(parts))
+                    for (channel, time), parts in blocks.items()
+                ),
+                sizes[peer],
+            )

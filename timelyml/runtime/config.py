@@ -1,0 +1,66 @@
+"""What a run may be told: progress mode, credits, limits, placement.
+
+The values travel with the shipped graph, so that every worker of a run obeys
+the same ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from timelyml.errors import ConfigError
+from timelyml.graph import Graph, Placement, RoundRobin
+
+ProgressMode = Literal["broadcast", "accumulator"]
+MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """Options of one run.
+
+    Attributes:
+        progress_mode: Who hears of progress: every worker from every worker
+            (`broadcast`), or through the controller (`accumulator`).
+        max_epochs_ahead: Epochs that a source may have open at once.
+        credit_bytes: Bytes that may wait in the queue of one acyclic channel
+            between one pair of workers.
+        loop_budget_bytes: Bytes that one channel inside a cycle keeps in memory
+            before it spills to disk.
+        state_limit_bytes: Bytes of state that one operator may keep per worker.
+        placement: Which worker holds which shard, where an operator says nothing.
+        timeout_s: Seconds after which the run fails, with an explanation.
+    """
+
+    progress_mode: ProgressMode = "broadcast"
+    max_epochs_ahead: int = 8
+    credit_bytes: int = 32 * MEBIBYTE
+    loop_budget_bytes: int = 64 * MEBIBYTE
+    state_limit_bytes: int | None = None
+    placement: Placement = field(default_factory=RoundRobin)
+    timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.progress_mode not in ("broadcast", "accumulator"):
+            msg = (
+                f"option 'progress_mode' is unknown; got {self.progress_mode!r}; "
+                "expected 'broadcast' or 'accumulator'"
+            )
+            raise ConfigError(msg, option="progress_mode")
+        for option in ("max_epochs_ahead", "credit_bytes", "loop_budget_bytes"):
+            value = getattr(self, option)
+            if not isinstance(value, int) or value < 1:
+                msg = (
+                    f"option {option!r} is out of range; got {value!r}; "
+                    "expected an integer of at least 1"
+                )
+                raise ConfigError(msg, option=option)
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedRun:
+    """What a worker needs to build its part of a run."""
+
+    graph: Graph
+    config: RunConfig

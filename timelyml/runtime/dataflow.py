@@ -1,0 +1,355 @@
+"""One run on one worker: its operators, channels, frontiers and progress.
+
+`step` is one turn: apply the progress that arrived, run the active operators,
+then send what they produced, one frame per worker, with the progress batch of
+the turn. The batch counts everything the turn consumed, produced and held, so it
+is atomic by construction.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from timelyml.errors import InvariantError
+from timelyml.exchange import CONTROLLER, Codec, Lane, SpillingQueue, Transport
+from timelyml.graph import Graph
+from timelyml.progress import CapabilityTable, Timestamp, Tracker, epoch_of
+from timelyml.runtime.build import build_instances, initial_counts
+from timelyml.runtime.channels import Arrival, OutChannel, Outbox
+from timelyml.runtime.config import RunConfig
+from timelyml.runtime.instance import OperatorInstance
+from timelyml.runtime.messages import (
+    CreditMessage,
+    DataMessage,
+    Emitted,
+    Part,
+    ProgressMessage,
+)
+from timelyml.runtime.metering import Holding, holdings_of, metrics_of
+from timelyml.runtime.progress_link import ProgressLink
+from timelyml.runtime.state import StateStore
+
+TURN_S = 0.01  # one operator's share of a turn, so that none keeps the worker
+REFUND_DELAY_S = 0.005
+PIGGYBACK_BYTES = 64 * 1024  # progress must not queue behind more data than this
+
+
+class Dataflow:
+    """The part of one run that one worker does."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        config: RunConfig,
+        *,
+        generation: int,
+        worker_index: int,
+        num_workers: int,
+        transport: Transport,
+        codec: Codec,
+        clock: Callable[[], float],
+        spill_directory: Path,
+    ) -> None:
+        self.graph = graph
+        self.config = config
+        self.generation = generation
+        self.worker_index = worker_index
+        self.num_workers = num_workers
+        self.has_failed = False
+        self.running: OperatorInstance | None = None
+        self.state = StateStore()
+        self.tracker = Tracker(graph.reachability(), initial_counts(graph, num_workers))
+        self.tracker.propagate()
+        self.progress = ProgressLink(
+            worker_index, generation, config.progress_mode, self.tracker, clock
+        )
+        self.table = CapabilityTable(self.progress.record)
+        self._transport = transport
+        self._clock = clock
+        self.outbox = Outbox(worker_index, config.credit_bytes, self._deliver)
+        self._active: set[int] = set()
+        self._timers: list[tuple[float, int, int]] = []
+        self._refunds: dict[int, dict[int, int]] = {}
+        self._refund_since: float | None = None
+        self._epoch_waiters: set[tuple[int, int]] = set()
+        self._turn_end = 0.0
+        self.channels: list[OutChannel] = []
+        self.instances: list[OperatorInstance] = build_instances(self, self.outbox)
+        self._input_owner = {
+            graph.location_of_input(spec.index, port): spec.index
+            for spec in graph.operators
+            for port in range(spec.num_inputs)
+        }
+        self._terminals = _terminals_by_source(graph)
+        self.spills = {
+            channel.index: self._make_spill(
+                channel.target.operator, codec, spill_directory
+            )
+            for channel in graph.channels
+            if channel.is_cyclic
+        }
+
+    def _make_spill(
+        self, operator: int, codec: Codec, directory: Path
+    ) -> SpillingQueue:
+        queue = SpillingQueue(self.config.loop_budget_bytes, directory, codec)
+        self.instances[operator].spilled.append(queue)
+        return queue
+
+    def start(self) -> None:
+        """Start every operator; data may arrive from now on."""
+        for instance in self.instances:
+            self.running = instance
+            instance.start()
+            self._active.add(instance.index)
+        self.running = None
+
+    def step(self) -> bool:
+        """Take one turn; True if anything was done."""
+        changes = self.progress.apply()
+        if changes:
+            self._frontiers_moved(changes)
+        worked = changes is not None
+        self._run_timers()
+        if self._active:
+            worked = True
+            self._run_active()
+        self._flush(is_idle=not worked)
+        return worked
+
+    def next_deadline(self) -> float | None:
+        """When `step` has to be called again even if nothing arrives."""
+        deadlines = [self._timers[0][0]] if self._timers else []
+        if self._refund_since is not None:
+            deadlines.append(self._refund_since + REFUND_DELAY_S)
+        return min(deadlines, default=None)
+
+    # What arrives -----------------------------------------------------------------
+
+    def receive_data(self, peer: int, message: DataMessage) -> None:
+        """Queue the blocks of a frame, and its progress."""
+        for block in message.blocks:
+            for part in block.parts:
+                self._deliver(block.channel, peer, block.time, part)
+        if message.progress is not None:
+            self.progress.accept(message.progress)
+
+    def receive_credit(self, peer: int, message: CreditMessage) -> None:
+        """Take credit back; operators that waited for it run again."""
+        for channel, size in message.refunds:
+            self._refund(channel, peer, size)
+
+    def post(self, operator: int, shard: int, body: Any) -> None:
+        """Hand a message of the driver to a shard."""
+        self.instances[operator].post(shard, body)
+        self._active.add(operator)
+
+    def stop_sources(self) -> None:
+        """Tell every local shard of every source to close."""
+        for instance in self.instances:
+            if instance.spec.is_source:
+                for shard in instance.shards:
+                    self.post(instance.index, shard, ("stop",))
+
+    def metrics(self) -> dict[str, Any]:
+        """Figures of this run on this worker."""
+        return metrics_of(self)
+
+    def holdings(self) -> list[Holding]:
+        """Who holds which capability here, and where it was created."""
+        return holdings_of(self)
+
+    def close(self) -> None:
+        """Free what the run holds outside of memory."""
+        for spill in self.spills.values():
+            spill.close()
+
+    # What instances call (see `Turn`) -----------------------------------------------
+
+    def is_over(self) -> bool:
+        """Whether the present operator's share of the turn is used up."""
+        return self._clock() > self._turn_end
+
+    def is_blocked(self, operator: int) -> bool:
+        """Whether an output of the operator waits for credit."""
+        if not self.outbox.has_waiting:
+            return False
+        return any(
+            self.outbox.is_blocked(channel.spec.index)
+            for output in self.instances[operator].outputs
+            for channel in output
+        )
+
+    def left_queue(self, arrival: Arrival) -> None:
+        """Give the credit of an arrival back, now or soon."""
+        channel = arrival.channel
+        if channel in self.spills:
+            return
+        if arrival.peer == self.worker_index:
+            self._refund(channel, arrival.peer, arrival.part.size_bytes)
+            return
+        owed = self._refunds.setdefault(arrival.peer, {})
+        owed[channel] = owed.get(channel, 0) + arrival.part.size_bytes
+        if owed[channel] * 8 >= self.config.credit_bytes:
+            self._send_refunds(arrival.peer)
+        elif self._refund_since is None:
+            self._refund_since = self._clock()
+
+    def consumed(self, arrival: Arrival) -> None:
+        """Count an arrival as consumed: its operator had its chance to retain."""
+        target = self.graph.channels[arrival.channel].target
+        location = self.graph.location_of_input(target.operator, target.port)
+        self.progress.record(location, arrival.time, -arrival.part.weight)
+
+    def activate(self, operator: int, shard: int, after_s: float) -> None:
+        """Run `on_activate` of a shard, now or later."""
+        if after_s > 0:
+            heapq.heappush(self._timers, (self._clock() + after_s, operator, shard))
+        else:
+            self.instances[operator].activate_shard(shard)
+            self._active.add(operator)
+
+    def can_start_epoch(self, operator: int, epoch: int) -> bool:
+        """Whether fewer than `max_epochs_ahead` epochs before `epoch` are open."""
+        open_epochs = [
+            epoch_of(time)
+            for location in self._terminals.get(operator, ())
+            for time in self.tracker.frontier(location).elements
+        ]
+        if epoch - min(open_epochs, default=epoch) < self.config.max_epochs_ahead:
+            return True
+        running = self.instances[operator]
+        self._epoch_waiters.add((operator, running.current[0]))
+        return False
+
+    def emit(self, operator: int, shard: int, tag: str, body: Any) -> None:
+        """Send something to the driver, ahead of the progress that allows it."""
+        self._transport.send(
+            CONTROLLER, Emitted(self.generation, operator, shard, tag, body)
+        )
+
+    def state_cell(
+        self, operator: int, shard: int, name: str, operator_name: str
+    ) -> dict[Any, Any]:
+        """Return declared state."""
+        return self.state.cell(operator, shard, name, operator_name)
+
+    # The turn ---------------------------------------------------------------------
+
+    def _frontiers_moved(self, changes: list[tuple[int, Timestamp, int]]) -> None:
+        owners = self._input_owner
+        for operator in {owners[c[0]] for c in changes if c[0] in owners}:
+            self.instances[operator].frontier_moved()
+            self._active.add(operator)
+        waiters, self._epoch_waiters = self._epoch_waiters, set()
+        for operator, shard in waiters:
+            self.activate(operator, shard, 0.0)
+
+    def _run_timers(self) -> None:
+        while self._timers and self._timers[0][0] <= self._clock():
+            _, operator, shard = heapq.heappop(self._timers)
+            self.activate(operator, shard, 0.0)
+
+    def _run_active(self) -> None:
+        active, self._active = self._active, set()
+        clock = self._clock
+        for index in sorted(active):
+            instance = self.instances[index]
+            self.running = instance
+            began = clock()
+            self._turn_end = began + TURN_S
+            if instance.run():
+                self._active.add(index)
+            instance.metrics["busy_s"] += clock() - began
+            instance.metrics["activations"] += 1
+        self.running = None
+
+    def _flush(self, *, is_idle: bool) -> None:
+        batch = self.progress.take()
+        is_broadcast = self.progress.is_broadcast
+        told: set[int] = set()
+        if self.outbox.has_frames:
+            for peer, blocks, size in self.outbox.take():
+                rides = batch is not None and is_broadcast and size <= PIGGYBACK_BYTES
+                if rides:
+                    told.add(peer)
+                message = DataMessage(self.generation, blocks, batch if rides else None)
+                self._transport.send(peer, message, Lane.BULK)
+        if batch is not None:
+            self._tell(batch, told)
+        if is_broadcast:
+            merged = self.progress.take_for_controller(is_idle=is_idle)
+            if merged is not None:
+                self._transport.send(CONTROLLER, ProgressMessage(merged))
+        self._flush_refunds()
+
+    def _tell(self, batch: Any, told: set[int]) -> None:
+        message = ProgressMessage(batch)
+        if not self.progress.is_broadcast:
+            self._transport.send(CONTROLLER, message)
+            return
+        for peer in range(self.num_workers):
+            if peer != self.worker_index and peer not in told:
+                self._transport.send(peer, message)
+
+    def _flush_refunds(self) -> None:
+        since = self._refund_since
+        if since is not None and self._clock() - since >= REFUND_DELAY_S:
+            for peer in list(self._refunds):
+                self._send_refunds(peer)
+            self._refund_since = None
+
+    def _send_refunds(self, peer: int) -> None:
+        owed = self._refunds.pop(peer, None)
+        if owed:
+            refunds = tuple(owed.items())
+            self._transport.send(peer, CreditMessage(self.generation, refunds))
+
+    def _refund(self, channel: int, peer: int, size: int) -> None:
+        if self.outbox.refund(channel, peer, size):
+            self._active.add(self.graph.channels[channel].source.operator)
+
+    def _deliver(self, channel: int, peer: int, time: Timestamp, part: Part) -> None:
+        """Queue one part that arrived, or that this worker sent to itself."""
+        target = self.graph.channels[channel].target
+        instance = self.instances[target.operator]
+        if part.target_shard >= 0 and part.target_shard not in instance.shards:
+            msg = (
+                f"operator {instance.name!r} got rows for shard {part.target_shard}, "
+                f"which worker {self.worker_index} does not hold"
+            )
+            raise InvariantError(msg, operator=instance.name, shard=part.target_shard)
+        arrival = Arrival(channel, target.port, peer, time, part)
+        spill = self.spills.get(channel)
+        if spill is None:
+            instance.queue.append(arrival)
+        else:
+            spill.push(arrival, part.size_bytes)
+        self._active.add(target.operator)
+
+
+def _terminals_by_source(graph: Graph) -> dict[int, tuple[int, ...]]:
+    """By source operator: the inputs at the graph's ends that it leads to."""
+    successors: dict[int, set[int]] = {}
+    for channel in graph.channels:
+        source, target = channel.source.operator, channel.target.operator
+        successors.setdefault(source, set()).add(target)
+    ends = [
+        (location, graph.port_of(location).operator)
+        for location in graph.terminal_inputs()
+    ]
+    terminals: dict[int, tuple[int, ...]] = {}
+    for spec in graph.operators:
+        if not spec.is_source:
+            continue
+        reached: set[int] = set()
+        frontier = [spec.index]
+        while frontier:
+            fresh = successors.get(frontier.pop(), set()) - reached
+            reached |= fresh
+            frontier.extend(fresh)
+        terminals[spec.index] = tuple(loc for loc, owner in ends if owner in reached)
+    return terminals

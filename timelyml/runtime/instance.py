@@ -1,0 +1,402 @@
+"""One operator on one worker: it runs the callbacks of all its local shards.
+
+The instance drains its input queues, delivers notifications that are ready, and
+keeps the books that progress tracking needs: consumed weight is recorded after
+the callback had its chance to retain a capability, never before.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from timelyml.errors import CapabilityError
+from timelyml.graph import OperatorSpec
+from timelyml.progress import (
+    Capability,
+    CapabilityTable,
+    Frontier,
+    Summary,
+    Timestamp,
+    Tracker,
+    less_equal,
+)
+from timelyml.runtime.channels import ALL_LOCAL_SHARDS, Arrival, OutChannel
+from timelyml.runtime.dense import DenseInput
+from timelyml.runtime.notifications import Notification, NotificationQueue
+from timelyml.runtime.operator import Delivery, Logic, Steps
+from timelyml.runtime.shard import Shard
+
+BY_CAPABILITY = -1  # no port justifies what is sent: a held capability must
+STARTING = -2
+MAX_STEPS = 256  # of generators and batches, in one turn of the worker
+
+
+class Turn(Protocol):
+    """What an instance asks of the dataflow that schedules it."""
+
+    worker_index: int
+    num_workers: int
+
+    def is_over(self) -> bool:
+        """Whether the time budget of this turn is used up."""
+
+    def is_blocked(self, operator: int) -> bool:
+        """Whether an output of the operator waits for credit."""
+
+    def consumed(self, arrival: Arrival) -> None:
+        """Count an arrival as consumed and give its credit back."""
+
+    def left_queue(self, arrival: Arrival) -> None:
+        """Give the credit of an arrival back: it left the queue."""
+
+    def activate(self, operator: int, shard: int, after_s: float) -> None:
+        """Run `on_activate` of a shard, now or later."""
+
+    def can_start_epoch(self, operator: int, epoch: int) -> bool:
+        """Whether the epoch credit allows a source to open `epoch`."""
+
+    def emit(self, operator: int, shard: int, tag: str, body: Any) -> None:
+        """Send something to the driver."""
+
+    def state_cell(
+        self, operator: int, shard: int, name: str, operator_name: str
+    ) -> dict[Any, Any]:
+        """Return declared state."""
+
+
+class OperatorInstance:
+    """The shards of one operator that one worker holds."""
+
+    def __init__(
+        self,
+        spec: OperatorSpec,
+        logic: Logic,
+        *,
+        local_shards: tuple[int, ...],
+        num_shards: int,
+        outputs: list[list[OutChannel]],
+        dense_inputs: list[dict[int, DenseInput]],
+        input_locations: list[int],
+        output_locations: list[int],
+        tracker: Tracker,
+        table: CapabilityTable,
+        turn: Turn,
+    ) -> None:
+        self.spec = spec
+        self.index = spec.index
+        self.name = spec.name
+        self.logic = logic
+        self.num_shards = num_shards
+        self.worker_index = turn.worker_index
+        self.num_workers = turn.num_workers
+        self.notified_ports: tuple[int, ...] = ()
+        self.outputs = outputs
+        self.shards = {index: Shard(self, index, outputs) for index in local_shards}
+        self.queue: deque[Arrival] = deque()
+        self.spilled: list[Any] = []  # queues of channels inside cycles
+        self.metrics: dict[str, float] = dict.fromkeys(METRIC_NAMES, 0)
+        self.current: tuple[int, Timestamp | None] = (-1, None)  # for error reports
+        self._dense = dense_inputs  # by port: channel -> counter
+        self._input_locations = input_locations
+        self._output_locations = output_locations
+        self._frontiers = [tracker.frontier(loc) for loc in input_locations]
+        self._all_ports = tuple(range(spec.num_inputs))
+        self._table = table
+        self._turn = turn
+        self._summaries = spec.summaries
+        self._notifications = NotificationQueue(in_order=logic.in_order)
+        self._is_total = not spec.scope
+        self._steps: Iterator[None] | None = None
+        self._context_port = BY_CAPABILITY
+        self._context_time: Timestamp = 0
+        self._frontier_moved = False
+        self._activated: set[int] = set()
+        self._messages: deque[tuple[int, Any]] = deque()
+        self._roots: list[Capability] = []
+
+    # What the dataflow calls ------------------------------------------------------
+
+    def start(self) -> None:
+        """Run `on_start` of every shard; then drop what they did not keep."""
+        self._roots = [
+            self._table.start(location, minimum, f"initial capability of {self.name}")
+            for location, minimum in zip(
+                self._output_locations, self._minimums(), strict=True
+            )
+        ]
+        self._context_port = STARTING
+        if self.logic.on_start is not None:
+            for shard in self.shards.values():
+                self.current = (shard.index, None)
+                self.logic.on_start(shard)
+        self._context_port = BY_CAPABILITY
+        for root in self._roots:
+            root.release()
+        self._roots = []
+
+    def frontier_moved(self) -> None:
+        """Note that the frontier of an input port moved."""
+        self._frontier_moved = True
+        for port, counters in enumerate(self._dense):
+            for counter in counters.values():
+                frontier = self._frontiers[port]
+                counter.forget_passed(
+                    [t for t in counter.open_times() if not frontier.less_equal(t)]
+                )
+
+    def activate_shard(self, shard: int) -> None:
+        """Run `on_activate` of a shard in the next turn."""
+        self._activated.add(shard)
+
+    def post(self, shard: int, body: Any) -> None:
+        """Queue a message from the driver."""
+        self._messages.append((shard, body))
+
+    @property
+    def num_pending(self) -> int:
+        """Notifications asked for and not yet delivered."""
+        return len(self._notifications)
+
+    def run(self) -> bool:
+        """Do this operator's share of a turn; True if it has to run again."""
+        for _ in range(MAX_STEPS):
+            if self._turn.is_blocked(self.index):
+                return False  # the refund of credit activates it again
+            if not self._run_one():
+                return False
+            if self._turn.is_over():
+                return True
+        return True
+
+    def _run_one(self) -> bool:
+        """Do one thing, in a fixed order of preference; False if there is none."""
+        if self._steps is not None:
+            self._continue()
+        elif self._messages:
+            self._take_message()
+        elif self.queue:
+            self._begin(self._consume(self.queue.popleft()))
+        elif self._take_spilled():
+            pass
+        elif self._notify():
+            pass
+        elif self._frontier_moved:
+            self._frontier_moved = False
+            self._each_shard(self.logic.on_frontier)
+        elif self._activated:
+            shard = self.shards[self._activated.pop()]
+            if self.logic.on_activate is not None:
+                self.current = (shard.index, None)
+                self.logic.on_activate(shard)
+        else:
+            return False
+        return True
+
+    # Callbacks --------------------------------------------------------------------
+
+    def _begin(self, steps: Iterator[None]) -> None:
+        self._steps = steps
+        self._continue()
+
+    def _continue(self) -> None:
+        assert self._steps is not None  # noqa: S101  for the type checker
+        try:
+            next(self._steps)
+        except StopIteration:
+            self._steps = None
+            self._context_port = BY_CAPABILITY
+
+    def _consume(self, arrival: Arrival) -> Iterator[None]:
+        part = arrival.part
+        self._turn.left_queue(arrival)
+        delivery = Delivery(
+            arrival.port, arrival.time, part.payload, part.weight, part.source_shard
+        )
+        if part.target_shard == ALL_LOCAL_SHARDS:
+            targets = list(self.shards.values())
+        else:
+            targets = [self.shards[part.target_shard]]
+        on_batch = self.logic.on_batch
+        counter = self._dense[arrival.port].get(arrival.channel)
+        for shard in targets:
+            self._context_port, self._context_time = arrival.port, arrival.time
+            self.current = (shard.index, arrival.time)
+            if on_batch is not None:
+                yield from _stepped(on_batch(shard, delivery))
+            if counter is not None and part.is_last:
+                counter.hear(arrival.time, shard.index, part.source_shard)
+        self.metrics["records_in"] += part.weight
+        self.metrics["batches_in"] += 1
+        self._turn.consumed(arrival)
+
+    def _notify(self) -> bool:
+        if not len(self._notifications):
+            return False
+        notification = self._notifications.pop_ready(self.is_complete)
+        if notification is None:
+            return False
+        self._begin(self._deliver(notification))
+        return True
+
+    def _deliver(self, notification: Notification) -> Iterator[None]:
+        shard = self.shards[notification.shard]
+        self._context_port = notification.via_port
+        self._context_time = notification.time
+        self.notified_ports = notification.ports
+        self.current = (shard.index, notification.time)
+        self.metrics["notifications"] += 1
+        if self.logic.on_notify is not None:
+            yield from _stepped(self.logic.on_notify(shard, notification.time))
+        for capability in notification.capabilities:
+            capability.release()
+
+    def _take_message(self) -> None:
+        index, body = self._messages.popleft()
+        self.current = (index, None)
+        if self.logic.on_message is not None:
+            self.logic.on_message(self.shards[index], body)
+
+    def _take_spilled(self) -> bool:
+        for queue in self.spilled:
+            if len(queue):
+                self._begin(self._consume(queue.pop()))
+                return True
+        return False
+
+    def _each_shard(self, callback: Callable[[Any], None] | None) -> None:
+        if callback is None:
+            return
+        for shard in self.shards.values():
+            self.current = (shard.index, None)
+            callback(shard)
+
+    # What shards call (see `Host`) ------------------------------------------------
+
+    def may_send(self, output: int, time: Timestamp) -> bool:
+        """Whether the callback being run, or a held capability, justifies it."""
+        port = self._context_port
+        if port >= 0 and any(
+            _leads_to(summary, self._context_time, time)
+            for summary in self._summaries[port][output]
+        ):
+            return True
+        if port == STARTING:
+            return True
+        return self._table.covers(self._output_locations[output], time)
+
+    def mint(self, output: int, time: Timestamp, site: str) -> Capability:
+        """Mint a capability at an output."""
+        return self._table.mint(self._output_locations[output], time, site)
+
+    def initial(self, output: int, site: str) -> Capability:
+        """Clone the initial capability; only while operators start."""
+        if not self._roots:
+            msg = (
+                f"operator {self.name!r} asked for its initial capability too late; "
+                "expected only in on_start; keep it in state from there"
+            )
+            raise CapabilityError(msg, operator=self.name)
+        root = self._roots[output]
+        return self._table.mint(root.location, root.time, site)
+
+    def request(
+        self,
+        shard: int,
+        time: Timestamp,
+        ports: tuple[int, ...] | None,
+        outputs: tuple[int, ...] | None,
+    ) -> None:
+        """Ask for a notification; see `Shard.notify_at`."""
+        wanted = self._all_ports if ports is None else ports
+        if (shard, time, wanted) in self._notifications:
+            return
+        via = self._context_port
+        if outputs is None:
+            outputs = tuple(
+                output
+                for output in range(self.spec.num_outputs)
+                if via < 0 or self._summaries[via][output]
+            )
+        capabilities = tuple(
+            self._hold(output, held_at, shard, time)
+            for output in outputs
+            for held_at in self._times_at(output, time)
+        )
+        self._notifications.add(
+            Notification(time, shard, wanted, max(via, BY_CAPABILITY), capabilities),
+            is_monotone=self._is_total and not any(self._dense[p] for p in wanted),
+        )
+
+    def _times_at(self, output: int, time: Timestamp) -> list[Timestamp]:
+        if self._context_port < 0:
+            return [time]
+        summaries = self._summaries[self._context_port][output]
+        times = [summary.results_in(time) for summary in summaries]
+        return [t for t in times if t is not None]
+
+    def _hold(
+        self, output: int, held_at: Timestamp, shard: int, time: Timestamp
+    ) -> Capability:
+        if not self.may_send(output, held_at):
+            msg = (
+                f"operator {self.name!r} shard {shard} may not be notified at "
+                f"{time!r}; nothing it processes or holds leads there; ask at or after "
+                "the time of the delivery"
+            )
+            raise CapabilityError(msg, operator=self.name, shard=shard, time=time)
+        site = f"notification of {self.name!r} shard {shard} at {time!r}"
+        return self.mint(output, held_at, site)
+
+    def state_cell(self, shard: int, name: str) -> dict[Any, Any]:
+        """The dictionary of (this operator, shard, name)."""
+        return self._turn.state_cell(self.index, shard, name, self.name)
+
+    def port_frontier(self, port: int) -> Frontier:
+        """Frontier of an input port."""
+        return self._frontiers[port]
+
+    def is_complete(self, shard: int, time: Timestamp, ports: tuple[int, ...]) -> bool:
+        """Whether every port has everything for the shard at `time`."""
+        for port in ports:
+            if not self._frontiers[port].less_equal(time):
+                continue
+            counters = self._dense[port]
+            if not counters or not all(
+                counter.is_complete(time, shard) for counter in counters.values()
+            ):
+                return False
+        return True
+
+    def activate(self, shard: int, after_s: float) -> None:
+        """Run `on_activate` of a shard."""
+        self._turn.activate(self.index, shard, after_s)
+
+    def can_start_epoch(self, epoch: int) -> bool:
+        """Whether the epoch credit allows `epoch` to be opened."""
+        return self._turn.can_start_epoch(self.index, epoch)
+
+    def emit(self, shard: int, tag: str, body: Any) -> None:
+        """Send something to the driver."""
+        self._turn.emit(self.index, shard, tag, body)
+
+    def _minimums(self) -> list[Timestamp]:
+        depth = len(self.spec.scope)
+        minimum: Timestamp = (0,) * (depth + 1) if depth else 0
+        return [minimum] * self.spec.num_outputs
+
+
+METRIC_NAMES = ("records_in", "batches_in", "notifications", "busy_s", "activations")
+
+
+def _leads_to(summary: Summary, source: Timestamp, target: Timestamp) -> bool:
+    if summary.is_identity:
+        return less_equal(source, target)
+    result = summary.results_in(source)
+    return result is not None and less_equal(result, target)
+
+
+def _stepped(steps: Steps) -> Iterator[None]:
+    if steps is not None:
+        yield from steps

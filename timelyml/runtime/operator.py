@@ -1,0 +1,65 @@
+"""What the author of an operator writes: callbacks, and what they are given.
+
+The callbacks hold no state of their own: one copy serves every shard that a
+worker has, and what a shard remembers lives in `shard.state`, which belongs to
+the runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from timelyml.progress import Timestamp
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One block that reached one shard.
+
+    Attributes:
+        port: Input port that it came in by.
+        time: Its timestamp, in the operator's own scope.
+        payload: Records (a list) or columns (a pytree of arrays), read-only.
+        weight: The number of records that progress counts for it, at least 1.
+        source_shard: The shard that produced it.
+    """
+
+    port: int
+    time: Timestamp
+    payload: Any
+    weight: int
+    source_shard: int
+
+
+Steps = Iterator[None] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Logic:
+    """The callbacks of an operator; `None` means not interested.
+
+    `on_batch` and `on_notify` may be generators: the runtime steps them with a
+    time budget, so that one long batch does not keep a worker from the others;
+    a batch counts as consumed when its generator ends.
+
+    Attributes:
+        on_start: Once per shard, before anything else; the only place where
+            `shard.initial_capability()` is legal.
+        on_batch: For each block that arrives.
+        on_notify: When every input asked for in `shard.notify_at` is complete.
+        on_frontier: After the frontier of any input port moved.
+        on_activate: After `shard.activate()` or `shard.activate_after()`.
+        on_message: For a control message from the driver.
+        in_order: Deliver the notifications of a shard strictly in the order of
+            their times, even where a later one is complete before an earlier one.
+    """
+
+    on_start: Callable[[Any], None] | None = None
+    on_batch: Callable[[Any, Delivery], Steps] | None = None
+    on_notify: Callable[[Any, Timestamp], Steps] | None = None
+    on_frontier: Callable[[Any], None] | None = None
+    on_activate: Callable[[Any], None] | None = None
+    on_message: Callable[[Any, Any], None] | None = None
+    in_order: bool = False

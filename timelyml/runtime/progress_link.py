@@ -1,0 +1,89 @@
+"""How one worker's progress leaves and enters a run, in both modes.
+
+In broadcast mode a batch goes to every worker, this one included, and to the
+controller; in accumulator mode to the controller alone, and a worker's own
+changes come back through it. Either way a batch is applied whole, in its sender's
+sequence, and never before it came in by this door.
+
+Source:
+    Naiad, section 3.3 (broadcasting and accumulating progress updates).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from timelyml.progress import (
+    ProgressBatch,
+    ProgressInbox,
+    ProgressLog,
+    Timestamp,
+    Tracker,
+)
+from timelyml.runtime.config import ProgressMode
+
+Changes = list[tuple[int, Timestamp, int]]
+CONTROLLER_DELAY_S = 0.002  # a controller that only watches need not hear each batch
+
+
+class ProgressLink:
+    """The progress of one run on one worker."""
+
+    def __init__(
+        self,
+        worker_index: int,
+        generation: int,
+        mode: ProgressMode,
+        tracker: Tracker,
+        clock: Callable[[], float],
+    ) -> None:
+        self.is_broadcast = mode == "broadcast"
+        self.num_batches = 0
+        self.num_changes = 0
+        self._tracker = tracker
+        self._clock = clock
+        self._log = ProgressLog(worker_index, generation)
+        self._inbox = ProgressInbox(generation)
+        self._ready: list[ProgressBatch] = []
+        # In broadcast mode the controller gets merged batches: whole ones, in
+        # order, so that each is a prefix of what this worker said.
+        self._watch_log = ProgressLog(worker_index, generation)
+        self._watch_since: float | None = None
+        self.record = self._log.record
+
+    def accept(self, batch: ProgressBatch) -> None:
+        """Take a batch that arrived; it is applied by `apply`."""
+        self._ready.extend(self._inbox.accept(batch))
+
+    def apply(self) -> Changes | None:
+        """Apply everything that arrived; the frontier changes, None if nothing did."""
+        if not self._ready:
+            return None
+        ready, self._ready = self._ready, []
+        for batch in ready:
+            self._tracker.update_many(batch.changes)
+        return self._tracker.propagate()
+
+    def take(self) -> ProgressBatch | None:
+        """The batch to send now, if this worker's changes can move a frontier."""
+        batch = self._log.take(self._tracker)
+        if batch is None:
+            return None
+        self.num_batches += 1
+        self.num_changes += len(batch.changes)
+        if self.is_broadcast:
+            self.accept(batch)
+            for location, time, delta in batch.changes:
+                self._watch_log.record(location, time, delta)
+            if self._watch_since is None:
+                self._watch_since = self._clock()
+        return batch
+
+    def take_for_controller(self, *, is_idle: bool) -> ProgressBatch | None:
+        """In broadcast mode: the merged batch that is due to the controller."""
+        if self._watch_since is None:
+            return None
+        if not is_idle and self._clock() - self._watch_since < CONTROLLER_DELAY_S:
+            return None
+        self._watch_since = None
+        return self._watch_log.take(self._tracker, force=True)

@@ -1,0 +1,261 @@
+"""What an operator's callbacks see: their shard, and the outputs they may use.
+
+Everything here checks the caller's rights at the call: a send needs a delivery
+or notification being processed, or a capability held at that output.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Protocol
+
+from timelyml.errors import CapabilityError
+from timelyml.exchange import as_payload
+from timelyml.progress import Capability, Frontier, Timestamp
+from timelyml.runtime.channels import OutChannel
+from timelyml.runtime.state import DEFAULT_NAME
+
+
+class Host(Protocol):
+    """What a shard asks of the operator instance that holds it."""
+
+    name: str
+    num_shards: int
+    worker_index: int
+    num_workers: int
+    notified_ports: tuple[int, ...]
+
+    def may_send(self, output: int, time: Timestamp) -> bool:
+        """Whether the callback being run, or a held capability, justifies it."""
+
+    def mint(self, output: int, time: Timestamp, site: str) -> Capability:
+        """Mint a capability; the caller has checked that it is justified."""
+
+    def initial(self, output: int, site: str) -> Capability:
+        """Clone the initial capability; only while operators start."""
+
+    def request(
+        self,
+        shard: int,
+        time: Timestamp,
+        ports: tuple[int, ...] | None,
+        outputs: tuple[int, ...] | None,
+    ) -> None:
+        """Ask for a notification."""
+
+    def state_cell(self, shard: int, name: str) -> dict[Any, Any]:
+        """The dictionary of (this operator, shard, name)."""
+
+    def port_frontier(self, port: int) -> Frontier:
+        """Frontier of an input port, over all workers."""
+
+    def is_complete(self, shard: int, time: Timestamp, ports: tuple[int, ...]) -> bool:
+        """Whether the ports have everything for the shard at `time`."""
+
+    def activate(self, shard: int, after_s: float) -> None:
+        """Run `on_activate` of the shard, now or later."""
+
+    def can_start_epoch(self, epoch: int) -> bool:
+        """Whether the epoch credit allows `epoch` to be opened."""
+
+    def emit(self, shard: int, tag: str, body: Any) -> None:
+        """Send something to the driver."""
+
+
+class Output:
+    """One output of one shard."""
+
+    __slots__ = ("_channels", "_host", "_index", "_shard")
+
+    def __init__(
+        self, host: Host, shard: int, index: int, channels: list[OutChannel]
+    ) -> None:
+        self._host = host
+        self._shard = shard
+        self._index = index
+        self._channels = channels
+
+    def send(self, time: Timestamp, payload: Any, *, is_last: bool = True) -> None:
+        """Send records or columns at `time`; the payload is sealed by it.
+
+        Args:
+            time: Timestamp in the operator's scope; justified by the delivery or
+                notification being processed, or by a held capability.
+            payload: A list of records, or a pytree of arrays that share their
+                leading axis. Read-only from now on, in every run mode.
+            is_last: On a dense edge, whether this ends the logical block of
+                this shard and time.
+
+        Raises:
+            CapabilityError: Nothing justifies a send at `time`.
+            PayloadError: The payload is neither records nor columns.
+            RoutingError: A destination lies outside the receiving shards.
+        """
+        self._check(time)
+        sealed = as_payload(payload)
+        for channel in self._channels:
+            channel.push(self._shard, time, sealed, is_last=is_last)
+
+    def send_to(self, time: Timestamp, shard: int, payload: Any) -> None:
+        """Send to one shard of the receiver, over an edge with a `Direct` pact.
+
+        Raises:
+            CapabilityError: Nothing justifies a send at `time`.
+            RoutingError: The receiver has no such shard.
+        """
+        self._check(time)
+        sealed = as_payload(payload)
+        for channel in self._channels:
+            channel.push(self._shard, time, sealed, is_last=True, target_shard=shard)
+
+    def _check(self, time: Timestamp) -> None:
+        if not self._host.may_send(self._index, time):
+            msg = (
+                f"operator {self._host.name!r} shard {self._shard} may not send on "
+                f"output {self._index}; got time {time!r}; expected a time justified by "
+                "the delivery or notification being processed, or by a held "
+                "capability; retain one first"
+            )
+            raise CapabilityError(
+                msg, operator=self._host.name, shard=self._shard, time=time
+            )
+
+
+class Shard:
+    """One shard of an operator, as its callbacks see it."""
+
+    __slots__ = ("_host", "index", "outputs")
+
+    def __init__(
+        self, host: Host, index: int, channels: list[list[OutChannel]]
+    ) -> None:
+        self._host = host
+        self.index = index
+        self.outputs = tuple(
+            Output(host, index, output, outgoing)
+            for output, outgoing in enumerate(channels)
+        )
+
+    @property
+    def operator(self) -> str:
+        """Name of the operator."""
+        return self._host.name
+
+    @property
+    def num_shards(self) -> int:
+        """Shards of the operator, over all workers."""
+        return self._host.num_shards
+
+    @property
+    def worker_index(self) -> int:
+        """The worker that holds this shard."""
+        return self._host.worker_index
+
+    @property
+    def num_workers(self) -> int:
+        """Workers of the run."""
+        return self._host.num_workers
+
+    @property
+    def notified_ports(self) -> tuple[int, ...]:
+        """In `on_notify`: the ports whose completion was asked for."""
+        return self._host.notified_ports
+
+    @property
+    def state(self) -> dict[Any, Any]:
+        """The state declared under the name "state"."""
+        return self._host.state_cell(self.index, DEFAULT_NAME)
+
+    def state_of(self, name: str) -> dict[Any, Any]:
+        """The state declared under `name`.
+
+        Raises:
+            GraphError: The operator never declared it.
+        """
+        return self._host.state_cell(self.index, name)
+
+    def output(self, index: int = 0) -> Output:
+        """The output with that index."""
+        return self.outputs[index]
+
+    def notify_at(
+        self,
+        time: Timestamp,
+        ports: tuple[int, ...] | None = None,
+        outputs: tuple[int, ...] | None = None,
+    ) -> None:
+        """Ask for `on_notify(time)` once `ports` are complete at `time`.
+
+        Asking again for the same time and ports changes nothing. Until the
+        callback has run, the runtime keeps the right to send at what `time`
+        becomes at each of `outputs`.
+
+        Args:
+            time: At or after the delivery or notification being processed.
+            ports: Input ports that must be complete; all of them by default.
+            outputs: Outputs to keep open; those connected to the port of the
+                delivery being processed by default.
+
+        Raises:
+            CapabilityError: Nothing justifies a send at `time`.
+        """
+        self._host.request(self.index, time, ports, outputs)
+
+    def retain(self, time: Timestamp, output: int = 0) -> Capability:
+        """Keep the right to send on `output` at `time` and later.
+
+        Raises:
+            CapabilityError: Nothing justifies a send at `time`.
+        """
+        if not self._host.may_send(output, time):
+            msg = (
+                f"operator {self.operator!r} shard {self.index} may not retain a "
+                f"capability on output {output}; got time {time!r}; expected a time "
+                "justified by what is being processed or by a held capability"
+            )
+            raise CapabilityError(
+                msg, operator=self.operator, shard=self.index, time=time
+            )
+        return self._host.mint(output, time, _call_site())
+
+    def initial_capability(self, output: int = 0) -> Capability:
+        """The right to send from the minimum time on; only in `on_start`.
+
+        Raises:
+            CapabilityError: Called after the operator started.
+        """
+        return self._host.initial(output, _call_site())
+
+    def frontier(self, port: int = 0) -> Frontier:
+        """Frontier of an input port, over all workers."""
+        return self._host.port_frontier(port)
+
+    def is_complete(self, port: int, time: Timestamp) -> bool:
+        """Whether this shard has everything of `port` at `time`."""
+        return self._host.is_complete(self.index, time, (port,))
+
+    def activate(self) -> None:
+        """Run `on_activate` again soon."""
+        self._host.activate(self.index, 0.0)
+
+    def activate_after(self, seconds: float) -> None:
+        """Run `on_activate` again after that many seconds."""
+        self._host.activate(self.index, seconds)
+
+    def can_start_epoch(self, epoch: int) -> bool:
+        """Whether a source may open `epoch` now.
+
+        At most `max_epochs_ahead` epochs may be open; where the answer is no,
+        `on_activate` runs again when it may have changed.
+        """
+        return self._host.can_start_epoch(epoch)
+
+    def emit(self, tag: str, body: Any) -> None:
+        """Send a message to the driver, e.g. a collected batch."""
+        self._host.emit(self.index, tag, body)
+
+
+def _call_site() -> str:
+    """File and line of the user's call, for explanations of stalls."""
+    frame = sys._getframe(2)  # noqa: SLF001  inspect.stack costs milliseconds
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"

@@ -1,0 +1,120 @@
+"""State of operators: it belongs to (operator, shard, name), never to a worker.
+
+Operators see a dictionary per declared name. The runtime serialises, moves,
+measures and discards it without their help; nothing here knows what an operator
+is. Snapshots and migration are built on `export_shard` and `install_shard`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from timelyml.errors import GraphError, InvariantError
+
+StateKey = tuple[int, int, str]  # (operator, shard, name)
+DEFAULT_NAME = "state"
+
+
+class StateStore:
+    """The state that one worker holds for one run, by (operator, shard, name)."""
+
+    def __init__(self) -> None:
+        self._cells: dict[StateKey, dict[Any, Any]] = {}
+
+    def declare(self, operator: int, shard: int, names: Iterable[str]) -> None:
+        """Make an empty dictionary for each name, unless it is already there."""
+        for name in names:
+            self._cells.setdefault((operator, shard, name), {})
+
+    def cell(
+        self, operator: int, shard: int, name: str, operator_name: str
+    ) -> dict[Any, Any]:
+        """Return the dictionary of (operator, shard, name).
+
+        Raises:
+            GraphError: The operator never declared `name`.
+        """
+        cell = self._cells.get((operator, shard, name))
+        if cell is None:
+            declared = sorted(
+                n for o, s, n in self._cells if (o, s) == (operator, shard)
+            )
+            msg = (
+                f"operator {operator_name!r} has no state of that name; got {name!r}; "
+                f"expected one of {declared}; declare it with states="
+            )
+            raise GraphError(msg, operator=operator_name, state=name)
+        return cell
+
+    def export_shard(
+        self, operator: int, shard: int, encode: Callable[[Any], bytes]
+    ) -> dict[str, bytes]:
+        """Serialise all state of one shard, by name; the state stays in place."""
+        return {
+            name: encode(cell)
+            for (owner, index, name), cell in self._cells.items()
+            if (owner, index) == (operator, shard)
+        }
+
+    def install_shard(
+        self,
+        operator: int,
+        shard: int,
+        exported: dict[str, bytes],
+        decode: Callable[[bytes], Any],
+    ) -> None:
+        """Put exported state in place of what one shard has.
+
+        Raises:
+            InvariantError: A name was not declared by the operator here.
+        """
+        for name, data in exported.items():
+            cell = self._cells.get((operator, shard, name))
+            if cell is None:
+                msg = (
+                    f"operator {operator} shard {shard} did not declare state {name!r}"
+                )
+                raise InvariantError(msg, operator=operator, shard=shard)
+            cell.clear()
+            cell.update(decode(data))
+
+    def discard_shard(self, operator: int, shard: int) -> None:
+        """Forget all state of one shard."""
+        keys = [key for key in self._cells if key[:2] == (operator, shard)]
+        for key in keys:
+            del self._cells[key]
+
+    def size_bytes(self, operator: int) -> int:
+        """Approximate memory of one operator's state on this worker."""
+        return sum(
+            sum(_size_of(key) + _size_of(value) for key, value in cell.items())
+            for (owner, _, _), cell in self._cells.items()
+            if owner == operator
+        )
+
+    def num_entries(self, operator: int) -> int:
+        """Entries of one operator's state on this worker, over all its shards."""
+        return sum(
+            len(cell)
+            for (owner, _, _), cell in self._cells.items()
+            if owner == operator
+        )
+
+
+def _size_of(value: Any) -> int:
+    """Bytes of a value; arrays count their data, containers what they hold."""
+    if isinstance(value, np.ndarray):
+        return int(value.nbytes)
+    nbytes = getattr(value, "nbytes", None)
+    if isinstance(nbytes, int):  # arrays of other libraries
+        return nbytes
+    size = sys.getsizeof(value, 64)
+    if isinstance(value, dict):
+        return size + sum(_size_of(k) + _size_of(v) for k, v in value.items())
+    if isinstance(value, list | tuple | set | frozenset):
+        return size + sum(_size_of(item) for item in value)
+    return size

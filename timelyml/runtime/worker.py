@@ -1,0 +1,253 @@
+"""The worker: it owns the dataflows of all runs that it takes part in.
+
+It is a pure reactor around a transport: `step` handles what arrived and gives
+every run one turn. Sockets, threads and signals are the launcher's business, so
+that the simulator drives this very class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from timelyml.errors import InvariantError, PeerError, TimelyError
+from timelyml.exchange import (
+    CONTROLLER,
+    Codec,
+    Incoming,
+    LinkFailure,
+    Transport,
+)
+from timelyml.runtime.dataflow import Dataflow
+from timelyml.runtime.failure import operator_failure, pack_error
+from timelyml.runtime.messages import (
+    Connect,
+    Connected,
+    CreditMessage,
+    DataMessage,
+    Deploy,
+    Drop,
+    Dropped,
+    Failed,
+    Inspect,
+    OperatorMessage,
+    ProgressMessage,
+    Ready,
+    Report,
+    Shutdown,
+    Start,
+    StopSources,
+)
+from timelyml.runtime.shipping import unship
+
+
+class Worker:
+    """One worker of a cluster, driven by `step`."""
+
+    def __init__(
+        self,
+        index: int,
+        transport: Transport,
+        *,
+        codec: Codec,
+        clock: Callable[[], float],
+        spill_directory: Path,
+    ) -> None:
+        self.index = index
+        self.is_stopped = False
+        self.num_stale = 0  # messages of runs that are over
+        self._transport = transport
+        self._codec = codec
+        self._clock = clock
+        self._spill_directory = spill_directory
+        self._dataflows: dict[int, Dataflow] = {}
+        self._started: list[Dataflow] = []
+        self._handlers: dict[type, Callable[[int, Any], None]] = {
+            DataMessage: self._on_data,
+            ProgressMessage: self._on_progress,
+            CreditMessage: self._on_credit,
+            Connect: self._on_connect,
+            Deploy: self._on_deploy,
+            Start: self._on_start,
+            OperatorMessage: self._on_operator_message,
+            StopSources: self._on_stop_sources,
+            Drop: self._on_drop,
+            Inspect: self._on_inspect,
+            Shutdown: self._on_shutdown,
+            LinkFailure: self._on_link_failure,
+        }
+
+    def step(self) -> bool:
+        """Handle what arrived and give every run a turn; True if anything was done."""
+        incoming = self._transport.receive()
+        for peer, message in incoming:
+            self._handle(peer, message)
+        worked = bool(incoming)
+        for dataflow in list(self._started):
+            worked = self._guarded(dataflow, dataflow.step) or worked
+        return worked
+
+    def next_deadline(self) -> float | None:
+        """The clock's time at which `step` has to be called again, if any."""
+        deadlines = [flow.next_deadline() for flow in self._started]
+        return min((d for d in deadlines if d is not None), default=None)
+
+    def activity(self) -> str:
+        """What the worker is doing, for heartbeats; may be read from any thread."""
+        for dataflow in list(self._started):
+            instance = dataflow.running
+            if instance is not None:
+                return f"operator {instance.name!r}, shard {instance.current[0]}"
+        return "waiting"
+
+    # Messages ---------------------------------------------------------------------
+
+    def _handle(self, peer: int, message: Any) -> None:
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            msg = f"worker {self.index} got a message it does not know: {message!r}"
+            raise InvariantError(msg)
+        handler(peer, message)
+
+    def _run_of(self, generation: int) -> Dataflow | None:
+        dataflow = self._dataflows.get(generation)
+        if dataflow is None or dataflow.has_failed:
+            self.num_stale += 1
+            return None
+        return dataflow
+
+    def _on_data(self, peer: int, message: DataMessage) -> None:
+        dataflow = self._run_of(message.generation)
+        if dataflow is not None:
+            self._guarded(dataflow, lambda: dataflow.receive_data(peer, message))
+
+    def _on_progress(self, peer: int, message: ProgressMessage) -> None:
+        dataflow = self._run_of(message.batch.generation)
+        if dataflow is not None:
+            self._guarded(dataflow, lambda: dataflow.progress.accept(message.batch))
+
+    def _on_credit(self, peer: int, message: CreditMessage) -> None:
+        dataflow = self._run_of(message.generation)
+        if dataflow is not None:
+            dataflow.receive_credit(peer, message)
+
+    def _on_connect(self, _: int, message: Connect) -> None:
+        for peer, endpoint in enumerate(message.endpoints):
+            if peer != self.index and endpoint is not None:
+                self._transport.connect(peer, endpoint)
+        self._transport.send(CONTROLLER, Connected(self.index))
+
+    def _on_deploy(self, _: int, message: Deploy) -> None:
+        generation = message.generation
+        try:
+            shipped = unship(message.shipped)
+            graph = shipped.graph.resolve(message.num_workers)
+            dataflow = Dataflow(
+                graph,
+                shipped.config,
+                generation=generation,
+                worker_index=self.index,
+                num_workers=message.num_workers,
+                transport=self._transport,
+                codec=self._codec,
+                clock=self._clock,
+                spill_directory=self._spill_directory,
+            )
+        except TimelyError as error:
+            self._report(generation, error)
+            return
+        self._dataflows[generation] = dataflow
+        ready = Ready(generation, self.index, graph.fingerprint(), graph.describe())
+        self._transport.send(CONTROLLER, ready)
+
+    def _on_start(self, _: int, message: Start) -> None:
+        dataflow = self._run_of(message.generation)
+        if dataflow is not None:
+            self._started.append(dataflow)
+            self._guarded(dataflow, dataflow.start)
+
+    def _on_operator_message(self, _: int, message: OperatorMessage) -> None:
+        dataflow = self._run_of(message.generation)
+        if dataflow is not None:
+            dataflow.post(message.operator, message.shard, message.body)
+
+    def _on_stop_sources(self, _: int, message: StopSources) -> None:
+        dataflow = self._run_of(message.generation)
+        if dataflow is not None:
+            dataflow.stop_sources()
+
+    def _on_drop(self, _: int, message: Drop) -> None:
+        dataflow = self._dataflows.pop(message.generation, None)
+        metrics: dict[str, Any] = {}
+        if dataflow is not None:
+            if dataflow in self._started:
+                self._started.remove(dataflow)
+            metrics = dataflow.metrics()
+            dataflow.close()
+        self._transport.send(
+            CONTROLLER, Dropped(message.generation, self.index, metrics)
+        )
+
+    def _on_inspect(self, _: int, message: Inspect) -> None:
+        dataflow = self._run_of(message.generation)
+        if dataflow is None:
+            return
+        report = Report(
+            message.generation,
+            self.index,
+            message.request,
+            dataflow.metrics(),
+            tuple(dataflow.holdings()),
+        )
+        self._transport.send(CONTROLLER, report)
+
+    def _on_shutdown(self, _peer: int, _message: Shutdown) -> None:
+        for dataflow in self._dataflows.values():
+            dataflow.close()
+        self._dataflows.clear()
+        self._started.clear()
+        self.is_stopped = True
+
+    def _on_link_failure(self, peer: int, message: LinkFailure) -> None:
+        who = "the controller" if peer == CONTROLLER else f"worker {peer}"
+        msg = f"worker {self.index} lost its link from {who}: {message.reason}"
+        error = PeerError(msg, worker=peer, reason=message.reason)
+        for generation in list(self._dataflows):
+            self._report(generation, error)
+
+    # Failure ----------------------------------------------------------------------
+
+    def _guarded(self, dataflow: Dataflow, action: Callable[[], Any]) -> bool:
+        """Run `action`; what it raises fails this run, and no other."""
+        if dataflow.has_failed:
+            return False
+        try:
+            return bool(action())
+        except Exception as error:  # noqa: BLE001  whatever user code raises
+            instance = dataflow.running
+            if instance is not None and not isinstance(error, InvariantError):
+                shard, time = instance.current
+                error = operator_failure(
+                    error,
+                    operator=instance.name,
+                    worker=self.index,
+                    shard=shard,
+                    time=time,
+                )
+            self._report(dataflow.generation, error)
+            return True
+
+    def _report(self, generation: int, error: Exception) -> None:
+        dataflow = self._dataflows.get(generation)
+        if dataflow is not None:
+            dataflow.has_failed = True
+            if dataflow in self._started:
+                self._started.remove(dataflow)
+        if not isinstance(error, TimelyError):
+            failure = InvariantError(f"worker {self.index} failed: {error!r}")
+            failure.__cause__ = error
+            error = failure
+        self._transport.send(
+            CONTROLLER, Failed(generation, self.index, pack_error(error))
+        )
