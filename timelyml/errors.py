@@ -111,6 +111,10 @@ class PeerError(TimelyError):
     """A worker process died, never came, or stopped answering."""
 
 
+class PeerLostError(PeerError):
+    """A message cannot be sent, because the link to its peer is dead."""
+
+
 class WireError(TimelyError):
     """A frame is malformed, truncated, foreign or of another version."""
 
@@ -128,6 +132,10 @@ class RunStoppedError(TimelyError):
 
 class PlacementError(TimelyError):
     """A shard or computation cannot be placed as asked."""
+
+
+class SpillError(TimelyError):
+    """A queue cannot spill: the disk is full or its directory is not writable."""
 
 
 # Ours ----------------------------------------------------------------------------

@@ -1,0 +1,78 @@
+"""Moving data: payloads, routing, the codec, transports and credit."""
+
+from __future__ import annotations
+
+from timelyml.exchange.codec import Codec
+from timelyml.exchange.credit import CreditLedger, ReceiveQueue
+from timelyml.exchange.hashing import (
+    destination_of,
+    destinations_by_key,
+    stable_hash,
+)
+from timelyml.exchange.inprocess import InProcessHub, InProcessTransport
+from timelyml.exchange.payload import (
+    Payload,
+    as_payload,
+    concat,
+    leaves_of,
+    map_columns,
+    num_records,
+    payload_of_records,
+    records_of,
+    seal,
+    slice_rows,
+    take,
+    validate_payload,
+)
+from timelyml.exchange.routing import route, split_by_destination
+from timelyml.exchange.sealing import seal_message
+from timelyml.exchange.security import CurveKeys
+from timelyml.exchange.sizes import size_bytes
+from timelyml.exchange.spilling import SpillingQueue
+from timelyml.exchange.transport import (
+    CONTROLLER,
+    Endpoint,
+    Incoming,
+    Lane,
+    LinkFailure,
+    Transport,
+    TransportMetrics,
+)
+from timelyml.exchange.zmq_transport import ZmqTransport
+
+__all__ = [
+    "CONTROLLER",
+    "Codec",
+    "CreditLedger",
+    "CurveKeys",
+    "Endpoint",
+    "InProcessHub",
+    "InProcessTransport",
+    "Incoming",
+    "Lane",
+    "LinkFailure",
+    "Payload",
+    "ReceiveQueue",
+    "SpillingQueue",
+    "Transport",
+    "TransportMetrics",
+    "ZmqTransport",
+    "as_payload",
+    "concat",
+    "destination_of",
+    "destinations_by_key",
+    "leaves_of",
+    "map_columns",
+    "num_records",
+    "payload_of_records",
+    "records_of",
+    "route",
+    "seal",
+    "seal_message",
+    "size_bytes",
+    "slice_rows",
+    "split_by_destination",
+    "stable_hash",
+    "take",
+    "validate_payload",
+]

@@ -1,0 +1,280 @@
+"""Messages to bytes and back: msgpack, with arrays beside it.
+
+The body is msgpack; arrays of 8 KiB and more leave as buffers of their own, which
+nobody copies, and arrive as read-only views of what was received. What msgpack
+cannot tell apart is a list whose first item is a mark, an empty extension value
+that no user value can be: tuples, arrays, sets... Objects beyond that are pickled,
+and unpickled only if the codec was told that its peers are authenticated.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any, TypeAlias
+
+import msgpack
+import numpy as np
+
+from timelyml.errors import PayloadError, WireError
+from timelyml.exchange.arrays import array_from_bytes, dtype_token, raw_bytes
+from timelyml.exchange.schema import Schema, build_schemas
+from timelyml.exchange.values import decode_plain, encode_plain
+
+OUT_OF_BAND_BYTES = 8192
+
+Buffer: TypeAlias = Any
+"""Anything that offers the buffer protocol: bytes, memoryview, a frame's view."""
+Dumps: TypeAlias = Callable[[Any, Callable[[pickle.PickleBuffer], bool]], bytes]
+
+
+class _Mark:
+    """First item of a list that stands for something else."""
+
+    __slots__ = ("code",)
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+
+_TUPLE, _ROWS, _ARRAY, _SCALAR, _PLAIN, _MESSAGE, _PICKLE = range(7)
+_EXT = [msgpack.ExtType(code, b"") for code in range(7)]
+_MARKS = [_Mark(code) for code in range(7)]
+
+
+class Codec:
+    """Encodes and decodes messages of given classes; owned by one thread.
+
+    Args:
+        message_types: Dataclasses or named tuples that `encode` takes at the top;
+            the same, in the same order, on both sides. Classes nested in them are
+            found by their annotations.
+        allow_pickle: Whether `decode` may run pickle, since every frame that reaches
+            it comes from an authenticated peer.
+        dumps: Pickles an object, offering large buffers to a callback as
+            `pickle.dumps(..., buffer_callback=)` does; for objects by value.
+
+    >>> codec = Codec([])
+    >>> body, buffers = codec.encode([(1, "a"), {"x": {2, 3}}])
+    >>> codec.decode(body, buffers)
+    [(1, 'a'), {'x': {2, 3}}]
+    """
+
+    def __init__(
+        self,
+        message_types: Sequence[type[Any]],
+        *,
+        allow_pickle: bool = False,
+        dumps: Dumps | None = None,
+    ) -> None:
+        self.allow_pickle = allow_pickle
+        self._dumps = dumps or _dumps
+        self._schemas = build_schemas(message_types, _encode_any)
+        self._by_index = list(self._schemas.values())
+        self._buffers: list[Buffer] = []  # of the message in work
+        self._open_marks = 0
+        self._encoders: dict[type[Any], Callable[[Any], Any]] = {
+            tuple: _encode_tuple,
+            np.ndarray: self._encode_array,
+        }
+        for cls, schema in self._schemas.items():
+            self._encoders[cls] = _message_encoder(schema)
+        self._decoders = [
+            _decode_tuple,
+            _decode_rows,
+            self._decode_array,
+            _decode_scalar,
+            decode_plain,
+            self._decode_message,
+            self._decode_pickle,
+        ]
+        self._packer = msgpack.Packer(
+            default=self._encode_other,
+            strict_types=True,
+            unicode_errors="surrogatepass",
+        )
+        self._unpack_options = {
+            "strict_map_key": False,
+            "unicode_errors": "surrogatepass",
+            "list_hook": self._on_list,
+            "ext_hook": self._on_ext,
+        }
+
+    def encode(self, message: Any) -> tuple[bytes, list[Buffer]]:
+        """Return the body and the buffers of a message or of any value.
+
+        Buffers are views of the arrays in the message, which must not change until
+        the buffers are released.
+
+        Raises:
+            PayloadError: Something inside cannot be sent to another process.
+        """
+        schema = self._schemas.get(type(message))
+        self._buffers = buffers = []
+        try:
+            if schema is None:
+                body = self._packer.pack([-1, _encode_any(message)])
+            else:
+                body = self._packer.pack([schema.index, schema.encode(message)])
+        except (ValueError, OverflowError, TypeError, AttributeError) as error:
+            raise PayloadError(
+                f"a message cannot be encoded; got {type(message).__name__}: {error}; "
+                f"expected nesting below 500 and bodies below 4 GiB; split it",
+                got=type(message).__name__,
+            ) from error
+        finally:
+            self._buffers = []
+        return body, buffers
+
+    def decode(self, body: Buffer, buffers: Sequence[Buffer]) -> Any:
+        """Return the message; its arrays are read-only views of body and buffers.
+
+        Raises:
+            WireError: The bytes are no message that these classes could have made.
+        """
+        self._buffers = list(buffers)
+        self._open_marks = 0
+        try:
+            values = msgpack.unpackb(body, **self._unpack_options)
+            index, fields = values
+            if self._open_marks:
+                raise WireError("a frame holds a stray mark; expected one per value")
+            if index == -1:
+                return fields
+            if type(index) is not int or index < 0:
+                raise WireError(f"a frame names no message; got index {index!r}")
+            return self._by_index[index].decode(fields)
+        except WireError:
+            raise
+        except Exception as error:
+            raise WireError(
+                f"a frame cannot be decoded; got {type(error).__name__}: {error}; "
+                f"expected what a codec of this version encodes",
+                cause=type(error).__name__,
+            ) from error
+        finally:
+            self._buffers = []
+
+    # Encoding -----------------------------------------------------------------------
+
+    def _encode_other(self, value: Any) -> Any:
+        """Return msgpack's stand-in for a value that it cannot express."""
+        encoder = self._encoders.get(type(value))
+        if encoder is not None:
+            return encoder(value)
+        if isinstance(value, np.generic):
+            token = dtype_token(value.dtype)
+            if token is not None:
+                return [_EXT[_SCALAR], token, value.tobytes()]
+        plain = encode_plain(value)
+        if plain is not None:
+            return [_EXT[_PLAIN], *plain]
+        return self._encode_pickle(value)
+
+    def _encode_array(self, array: Any) -> Any:
+        token = dtype_token(array.dtype)
+        if token is None:
+            return self._encode_pickle(array)
+        if array.nbytes < OUT_OF_BAND_BYTES:
+            return [_EXT[_ARRAY], token, array.shape, array.tobytes()]
+        self._buffers.append(raw_bytes(array))
+        return [_EXT[_ARRAY], token, array.shape, len(self._buffers) - 1]
+
+    def _encode_pickle(self, value: Any) -> Any:
+        indices: list[int] = []
+
+        def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
+            raw = buffer.raw()
+            if raw.nbytes < OUT_OF_BAND_BYTES:
+                return True
+            indices.append(len(self._buffers))
+            self._buffers.append(raw)
+            return False
+
+        try:
+            pickled = self._dumps(value, keep_in_band)
+        except Exception as error:
+            raise PayloadError(
+                f"a record cannot be sent to another process; got "
+                f"{type(value).__name__}: {error}; expected something that pickles; "
+                f"send plain values or arrays",
+                got=type(value).__name__,
+            ) from error
+        return [_EXT[_PICKLE], pickled, indices]
+
+    # Decoding -----------------------------------------------------------------------
+
+    def _on_ext(self, code: int, data: bytes) -> _Mark:
+        if data or not 0 <= code < len(_MARKS):
+            raise WireError(f"a frame holds an unknown extension; got code {code}")
+        self._open_marks += 1
+        return _MARKS[code]
+
+    def _on_list(self, items: list[Any]) -> Any:
+        if items and type(items[0]) is _Mark:
+            self._open_marks -= 1
+            return self._decoders[items[0].code](items)
+        return items
+
+    def _decode_array(self, items: list[Any]) -> Any:
+        _, token, shape, where = items
+        data = self._buffers[where] if type(where) is int and where >= 0 else where
+        return array_from_bytes(token, shape, data)
+
+    def _decode_message(self, items: list[Any]) -> Any:
+        _, index, fields = items
+        if type(index) is not int or index < 0:
+            raise WireError(f"a frame names no message; got index {index!r}")
+        return self._by_index[index].decode(fields)
+
+    def _decode_pickle(self, items: list[Any]) -> Any:
+        if not self.allow_pickle:
+            raise WireError(
+                "a frame holds pickled code; got it from a peer that is not known; "
+                "expected plain values; authenticate the peer"
+            )
+        _, pickled, indices = items
+        buffers = [self._buffers[index] for index in indices]
+        return pickle.loads(pickled, buffers=buffers)  # noqa: S301 - authenticated
+
+
+def _dumps(value: Any, callback: Callable[[pickle.PickleBuffer], bool]) -> bytes:
+    return pickle.dumps(value, protocol=5, buffer_callback=callback)
+
+
+def _encode_tuple(value: Any) -> Any:
+    return [_EXT[_TUPLE], *value]
+
+
+def _decode_tuple(items: list[Any]) -> Any:
+    return tuple(items[1:])
+
+
+def _message_encoder(schema: Schema) -> Callable[[Any], Any]:
+    return lambda message: [_EXT[_MESSAGE], schema.index, schema.encode(message)]
+
+
+def _encode_any(value: Any) -> Any:
+    """Flatten a list of equally long tuples: 0.1 instead of 0.5 us per record."""
+    if (
+        type(value) is list
+        and len(value) > 1
+        and type(value[0]) is tuple
+        and value[0]
+        and set(map(type, value)) == {tuple}
+        and len(widths := set(map(len, value))) == 1
+    ):
+        return [_EXT[_ROWS], widths.pop(), list(chain.from_iterable(value))]
+    return value
+
+
+def _decode_rows(items: list[Any]) -> Any:
+    _, width, flat = items
+    values = iter(flat)
+    return list(zip(*(values,) * width, strict=True))
+
+
+def _decode_scalar(items: list[Any]) -> Any:
+    _, token, data = items
+    return array_from_bytes(token, [1], data)[0]

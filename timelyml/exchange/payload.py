@@ -1,0 +1,286 @@
+"""Payloads: the two containers of records, and what the core does with them.
+
+A payload is a list of Python objects, or columns: a pytree of numpy arrays that
+share their leading axis (a bare array, a dict, a tuple, a dataclass...). The core
+moves, cuts and joins whole payloads. Routing rows to shards is in `routing.py`,
+turning payloads into bytes in `codec.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import optree
+
+from timelyml.errors import PayloadError
+
+Payload: TypeAlias = Any
+"""A list of records, or a pytree of arrays of one leading length."""
+
+Array: TypeAlias = npt.NDArray[Any]
+
+_NAMESPACE = "timelyml"
+_SEALABLE = (np.ndarray, tuple, list, dict)
+
+
+def as_payload(value: Any) -> Payload:
+    """Return `value` as a checked payload; what is array-like becomes numpy.
+
+    A list is taken as it is. Columns that already are numpy arrays come back as the
+    same object; leaves that offer `__array__`, such as jax arrays, are converted.
+
+    Raises:
+        PayloadError: `value` is neither, or its columns do not fit together.
+    """
+    if isinstance(value, list):
+        return value
+    leaves, rebuild = _flatten(value)
+    arrays = [_as_array(leaf) for leaf in leaves]
+    _check_lengths(arrays)
+    if all(new is old for new, old in zip(arrays, leaves, strict=True)):
+        return value
+    return rebuild(arrays)
+
+
+def validate_payload(payload: Payload) -> None:
+    """Refuse what is not a list of records or numpy columns of one length."""
+    if isinstance(payload, list):
+        return
+    leaves, _ = _flatten(payload)
+    for leaf in leaves:
+        if type(leaf) is not np.ndarray:
+            _as_array(leaf)
+            raise PayloadError(
+                f"a column is not a numpy array; got {type(leaf).__name__}; expected "
+                f"numpy.ndarray; convert it with as_payload",
+                got=type(leaf).__name__,
+            )
+        _check_array(leaf)
+    _check_lengths(leaves)
+
+
+def num_records(payload: Payload) -> int:
+    """Return how many records the payload holds."""
+    if isinstance(payload, (list, np.ndarray)):
+        return len(payload)
+    return len(_flatten(payload)[0][0])
+
+
+def take(payload: Payload, indices: npt.NDArray[np.integer[Any]]) -> Payload:
+    """Return a new payload of the rows at `indices`, in their order."""
+    if isinstance(payload, list):
+        return [payload[index] for index in indices.tolist()]
+    return map_columns(lambda column: column.take(indices, axis=0), payload)
+
+
+def slice_rows(payload: Payload, start: int, stop: int) -> Payload:
+    """Return rows `start` to `stop`; columns are views of the same memory."""
+    if isinstance(payload, (list, np.ndarray)):
+        return payload[start:stop]
+    return map_columns(lambda column: column[start:stop], payload)
+
+
+def concat(payloads: Sequence[Payload]) -> Payload:
+    """Join payloads of one structure, in order; a single one is not copied.
+
+    Payloads without records are left out, since an empty list may stand between
+    columns; if all are empty, one of them comes back, columns rather than a list.
+
+    Raises:
+        PayloadError: Lists are mixed with columns, or structures, row shapes or
+            kinds of values differ.
+    """
+    full = [payload for payload in payloads if num_records(payload)]
+    if len(full) == 1:
+        return full[0]
+    if not full:
+        columns = [payload for payload in payloads if not isinstance(payload, list)]
+        return columns[0] if columns else []
+    lists = sum(isinstance(payload, list) for payload in full)
+    if lists == len(full):
+        return [record for records in full for record in records]
+    if lists:
+        raise PayloadError(
+            f"payloads cannot be joined; got {lists} lists of records among "
+            f"{len(full)}; expected one container; send lists or columns, not both",
+            lists=lists,
+        )
+    return _concat_columns(full)
+
+
+def records_of(payload: Payload) -> Iterator[Any]:
+    """Iterate the records: rows of an array, or one dict, tuple... per row.
+
+    >>> import numpy as np
+    >>> [(int(r["x"]), int(r["y"])) for r in records_of({"x": np.arange(2), "y": np.arange(2)})]
+    [(0, 0), (1, 1)]
+    """
+    if isinstance(payload, (list, np.ndarray)):
+        return iter(payload)
+    leaves, rebuild = _flatten(payload)
+    return map(rebuild, map(list, zip(*leaves, strict=True)))
+
+
+def payload_of_records(records: Sequence[Any]) -> Payload:
+    """Return records as a payload: always the list container."""
+    return records if isinstance(records, list) else list(records)
+
+
+def leaves_of(payload: Payload) -> list[Array]:
+    """Return the arrays of columns, in the order of the pytree."""
+    return _flatten(payload)[0]
+
+
+def map_columns(function: Callable[[Array], Any], payload: Payload) -> Payload:
+    """Apply `function` to every column and keep the structure."""
+    if isinstance(payload, np.ndarray):
+        return function(payload)
+    leaves, rebuild = _flatten(payload)
+    return rebuild([function(leaf) for leaf in leaves])
+
+
+def seal(payload: Payload) -> Payload:
+    """Make every array read-only in place, with the arrays it is a view of.
+
+    A sent block is shared with the transport and with every branch of a fan-out.
+    In a list, arrays that are records, or direct items of a tuple, list or dict
+    record, are sealed; the list itself belongs to the runtime from now on.
+    """
+    if isinstance(payload, list):
+        if payload and isinstance(payload[0], _SEALABLE):
+            for record in payload:
+                _seal_record(record)
+        return payload
+    for leaf in _flatten(payload)[0]:
+        _seal_array(leaf)
+    return payload
+
+
+def _seal_record(record: Any) -> None:
+    if isinstance(record, np.ndarray):
+        _seal_array(record)
+    elif isinstance(record, (tuple, list)):
+        for item in record:
+            if isinstance(item, np.ndarray):
+                _seal_array(item)
+    elif isinstance(record, dict):
+        for item in record.values():
+            if isinstance(item, np.ndarray):
+                _seal_array(item)
+
+
+def _seal_array(array: Any) -> None:
+    while isinstance(array, np.ndarray):
+        array.flags.writeable = False
+        array = array.base
+
+
+def _flatten(payload: Any) -> tuple[list[Any], Callable[[Any], Any]]:
+    """Return the leaves, at least one, and a function from leaves to the pytree."""
+    if isinstance(payload, np.ndarray):
+        return [payload], _only
+    leaves, treespec = optree.tree_flatten(payload, namespace=_NAMESPACE)
+    unknown = {type(leaf) for leaf in leaves if dataclasses.is_dataclass(leaf)}
+    if unknown:
+        for cls in unknown:
+            if cls is type:
+                raise _not_a_payload(payload)
+            _register_dataclass(cls)
+        return _flatten(payload)
+    if not leaves:
+        raise _not_a_payload(payload)
+    return leaves, treespec.unflatten
+
+
+def _only(leaves: Any) -> Any:
+    (leaf,) = leaves
+    return leaf
+
+
+def _not_a_payload(payload: Any) -> PayloadError:
+    return PayloadError(
+        f"a payload has no columns; got {type(payload).__name__}; expected a list of "
+        f"records or a pytree of arrays; wrap records in a list",
+        got=type(payload).__name__,
+    )
+
+
+def _register_dataclass(cls: type[Any]) -> None:
+    """Teach optree, in our namespace only, that a dataclass is a node."""
+    names = tuple(field.name for field in dataclasses.fields(cls))
+
+    def flatten(value: Any) -> tuple[list[Any], None, tuple[str, ...]]:
+        return [getattr(value, name) for name in names], None, names
+
+    def unflatten(_: None, children: Any) -> Any:
+        return cls(**dict(zip(names, children, strict=True)))
+
+    optree.register_pytree_node(cls, flatten, unflatten, namespace=_NAMESPACE)
+
+
+def _as_array(leaf: Any) -> Array:
+    if isinstance(leaf, np.ma.MaskedArray) or not hasattr(leaf, "__array__"):
+        raise PayloadError(
+            f"a payload holds something that is no array; got {type(leaf).__name__}; "
+            f"expected a list of records or a pytree of arrays; wrap records in a list",
+            got=type(leaf).__name__,
+        )
+    array: Array = leaf if type(leaf) is np.ndarray else np.asarray(leaf)
+    _check_array(array)
+    return array
+
+
+def _check_array(array: Array) -> None:
+    if array.ndim == 0:
+        raise PayloadError(
+            f"a column has no rows; got a 0-d array of {array.dtype}; expected a "
+            f"leading axis of records; add it with array[None]",
+            dtype=str(array.dtype),
+        )
+    if array.dtype.hasobject:
+        raise PayloadError(
+            f"a column holds Python objects; got dtype {array.dtype}; expected numbers, "
+            f"fixed-width strings or times; send a list of records instead",
+            dtype=str(array.dtype),
+        )
+
+
+def _check_lengths(arrays: Sequence[Array]) -> None:
+    lengths = [len(array) for array in arrays]
+    if lengths.count(lengths[0]) != len(lengths):
+        raise PayloadError(
+            f"columns of one payload differ in length; got {lengths}; expected equal "
+            f"leading axes; cut or pad them",
+            lengths=lengths,
+        )
+
+
+def _concat_columns(payloads: Sequence[Payload]) -> Payload:
+    flattened = [_flatten(payload) for payload in payloads]
+    structures = {optree.tree_structure(p, namespace=_NAMESPACE) for p in payloads}
+    if len(structures) > 1:
+        found = sorted(str(structure) for structure in structures)
+        raise PayloadError(
+            f"payloads cannot be joined; got structures {found}; expected equal ones; "
+            f"send the same columns every time",
+            structures=found,
+        )
+    columns = zip(*(leaves for leaves, _ in flattened), strict=True)
+    return flattened[0][1]([_concat_arrays(column) for column in columns])
+
+
+def _concat_arrays(arrays: Sequence[Array]) -> Array:
+    kinds = {"number" if a.dtype.kind in "biufc" else a.dtype.kind for a in arrays}
+    shapes = {array.shape[1:] for array in arrays}
+    if len(kinds) > 1 or len(shapes) > 1:
+        found = sorted({f"{a.dtype}{list(a.shape[1:])}" for a in arrays})
+        raise PayloadError(
+            f"columns cannot be joined; got rows of {found}; expected one kind and "
+            f"shape; send the same columns every time",
+            rows=found,
+        )
+    return np.concatenate(arrays)

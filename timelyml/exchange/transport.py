@@ -1,0 +1,84 @@
+"""What a transport is: addressed, ordered, non-blocking delivery of messages.
+
+Peers are worker indices; the controller is `CONTROLLER`. Each ordered pair of
+peers has one link per lane, and a link delivers in order or reports a failure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple, Protocol
+
+CONTROLLER = -1
+
+
+class Lane(IntEnum):
+    """Control overtakes bulk; within a lane a link is first in, first out."""
+
+    CONTROL = 0
+    BULK = 1
+
+
+class Incoming(NamedTuple):
+    """A message and who sent it."""
+
+    peer: int
+    message: object
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFailure:
+    """The link from this peer lost, repeated or garbled something, or is gone.
+
+    Delivered once, in place of a message; nothing from the peer follows it.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a transport listens, one address per lane, and its CURVE public key."""
+
+    control: str
+    bulk: str
+    public_key: bytes | None = None
+
+
+@dataclass(slots=True)
+class TransportMetrics:
+    """What a transport moved, each list indexed by lane, and what it refused."""
+
+    messages_sent: list[int] = field(default_factory=lambda: [0, 0])
+    bytes_sent: list[int] = field(default_factory=lambda: [0, 0])
+    messages_received: list[int] = field(default_factory=lambda: [0, 0])
+    bytes_received: list[int] = field(default_factory=lambda: [0, 0])
+    frames_refused: Counter[str] = field(default_factory=Counter)
+
+
+class Transport(Protocol):
+    """One peer's way to all others; owned by the thread that drives it."""
+
+    index: int
+    metrics: TransportMetrics
+
+    def send(self, peer: int, message: object, lane: Lane = Lane.CONTROL) -> None:
+        """Hand over a message; never blocks. The sender seals payloads before.
+
+        Raises:
+            PeerLostError: The link is known to be dead.
+        """
+
+    def receive(self) -> list[Incoming]:
+        """Return what has arrived, a bounded number, control before bulk."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Return once something may be there, `wake` was called, or time is over."""
+
+    def wake(self) -> None:
+        """End the present or the next `wait`; from any thread."""
+
+    def close(self) -> None:
+        """Deliver what was sent, within bounded time, and free everything."""
