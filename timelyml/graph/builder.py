@@ -296,6 +296,10 @@ class GraphBuilder:
             ShardCountError: A loop is pipelined between different shard counts.
             DenseEdgeError: A dense edge leaves an operator that is not regular.
         """
+        return finished(self.draft())
+
+    def draft(self) -> Graph:
+        """Return the graph without the checks of cycles and dense edges."""
         for loop in self._loops:
             if loop.index not in self._ends:
                 raise LoopError(
@@ -303,24 +307,20 @@ class GraphBuilder:
                     f"expected one; call connect with the stream to feed back",
                     loop=loop.name,
                 )
-        channels = []
-        for wire in self._wires:
-            source = self._resolved(wire.stream)
-            producer = self._operators[source.operator]
-            check_edge(wire.pact, producer, self._operators[wire.target.operator])
-            channels.append(
-                ChannelSpec(
-                    index=len(channels),
-                    source=PortRef(source.operator, source.port),
-                    target=wire.target,
-                    pact=wire.pact,
-                    summary=source.summary,
-                    keeps_time=source.summary == Summary.identity(producer.depth),
-                )
-            )
-        scopes = tuple(self._scopes)
-        return finished(
-            Graph(self.name, tuple(self._operators), tuple(channels), scopes)
+        channels = tuple(map(self._channel, range(len(self._wires)), self._wires))
+        return Graph(self.name, tuple(self._operators), channels, tuple(self._scopes))
+
+    def _channel(self, index: int, wire: _Wire) -> ChannelSpec:
+        source = self._resolved(wire.stream)
+        producer = self._operators[source.operator]
+        check_edge(wire.pact, producer, self._operators[wire.target.operator])
+        return ChannelSpec(
+            index=index,
+            source=PortRef(source.operator, source.port),
+            target=wire.target,
+            pact=wire.pact,
+            summary=source.summary,
+            keeps_time=source.summary == Summary.identity(producer.depth),
         )
 
     def _output(self, spec: OperatorSpec, port: int) -> StreamRef:

@@ -1,0 +1,1 @@
+"""Tests of the graph package; a package, so that its files share helpers."""
