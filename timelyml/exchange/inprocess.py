@@ -7,7 +7,7 @@ from collections import deque
 
 from timelyml.errors import PeerLostError
 from timelyml.exchange.sealing import seal_message
-from timelyml.exchange.transport import Incoming, Lane, TransportMetrics
+from timelyml.exchange.transport import Endpoint, Incoming, Lane, TransportMetrics
 
 _MESSAGES_PER_RECEIVE = 256
 
@@ -38,6 +38,9 @@ class InProcessTransport:
         self._hub = hub
         self._queues: tuple[deque[Incoming], deque[Incoming]] = (deque(), deque())
         self._awake = threading.Event()
+
+    def connect(self, peer: int, endpoint: Endpoint) -> None:
+        """Do nothing: the hub knows every peer."""
 
     def send(self, peer: int, message: object, lane: Lane = Lane.CONTROL) -> None:
         """Append to the peer's queue; the payloads inside become read-only."""

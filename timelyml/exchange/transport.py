@@ -64,6 +64,9 @@ class Transport(Protocol):
     index: int
     metrics: TransportMetrics
 
+    def connect(self, peer: int, endpoint: Endpoint) -> None:
+        """Open the way to a peer; does nothing where peers need no address."""
+
     def send(self, peer: int, message: object, lane: Lane = Lane.CONTROL) -> None:
         """Hand over a message; never blocks. The sender seals payloads before.
 

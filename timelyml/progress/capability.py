@@ -199,6 +199,12 @@ class CapabilityTable:
         """Whether a capability for exactly this pointstamp is held."""
         return (location, time) in self._held
 
+    def covers(self, location: int, time: Timestamp) -> bool:
+        """Whether a capability held at the location allows to send at `time`."""
+        return (location, time) in self._held or any(
+            place == location and less_equal(held, time) for place, held in self._held
+        )
+
     def holdings(self) -> list[Holding]:
         """Return what is held, by location and time, with the sites of creation."""
         return [

@@ -10,7 +10,7 @@ import sys
 from typing import Any, Protocol
 
 from timelyml.errors import CapabilityError
-from timelyml.exchange import as_payload
+from timelyml.exchange import as_payload, seal
 from timelyml.progress import Capability, Frontier, Timestamp
 from timelyml.runtime.channels import OutChannel
 from timelyml.runtime.state import DEFAULT_NAME
@@ -92,7 +92,7 @@ class Output:
             RoutingError: A destination lies outside the receiving shards.
         """
         self._check(time)
-        sealed = as_payload(payload)
+        sealed = seal(as_payload(payload))
         for channel in self._channels:
             channel.push(self._shard, time, sealed, is_last=is_last)
 
@@ -104,7 +104,7 @@ class Output:
             RoutingError: The receiver has no such shard.
         """
         self._check(time)
-        sealed = as_payload(payload)
+        sealed = seal(as_payload(payload))
         for channel in self._channels:
             channel.push(self._shard, time, sealed, is_last=True, target_shard=shard)
 
