@@ -36,15 +36,13 @@ class Received(NamedTuple):
 
 
 def pack_frames(
-    lane: int,
-    sender: int,
-    sequence: int,
-    token: bytes,
-    body: bytes,
-    buffers: Sequence[Any],
+    link: tuple[int, int, int], token: bytes, body: bytes, buffers: Sequence[Any]
 ) -> list[Any]:
-    """Return the frames of one message; buffers are not copied."""
-    header = _HEADER.pack(MAGIC, VERSION, lane, sender, sequence, token, len(buffers))
+    """Return the frames of one message; buffers are not copied.
+
+    `link` is the lane, the sender and the sequence number.
+    """
+    header = _HEADER.pack(MAGIC, VERSION, *link, token, len(buffers))
     if not buffers:
         return [header + body]
     sizes = struct.pack(f"<{len(buffers)}Q", *(len(buffer) for buffer in buffers))

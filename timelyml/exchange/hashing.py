@@ -7,7 +7,7 @@ taken modulo the number of shards, so that placement is even and predictable.
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import enum
 import hashlib
 import math
@@ -75,8 +75,9 @@ def destinations_by_key(keys: Iterable[Any], num_shards: int) -> npt.NDArray[np.
         return _destinations_of_array(keys, num_shards)
     known: dict[Any, int] = {}  # equal keys have one destination
     found: list[int] = []
-    listed = keys.tolist() if _is_listable(keys) else keys
-    for row, key in enumerate(listed):
+    if isinstance(keys, np.ndarray) and keys.ndim == 1:
+        keys = keys.tolist()
+    for row, key in enumerate(keys):
         try:
             shard = known.get(key)
             if shard is None:
@@ -89,10 +90,6 @@ def destinations_by_key(keys: Iterable[Any], num_shards: int) -> npt.NDArray[np.
             ) from error
         found.append(shard)
     return np.fromiter(found, np.intp, len(found))
-
-
-def _is_listable(keys: Any) -> bool:
-    return isinstance(keys, np.ndarray) and keys.ndim == 1 and keys.dtype.kind in "SUc"
 
 
 def _destinations_of_array(
@@ -141,25 +138,29 @@ def _as_number(key: Any) -> int | float | None:
 
 
 def _hash_other(key: Any) -> int:
-    if isinstance(key, (bytes, bytearray)):
-        return _hash_bytes(b"b" + key)
     if key is None:
         return _splitmix(0x4E6F6E65)
+    if isinstance(key, (bytes, bytearray)):
+        return _hash_bytes(b"b" + key)
     if isinstance(key, tuple):
         mixed = _splitmix(len(key))
         for item in key:
             mixed = _splitmix(mixed ^ stable_hash(item))
         return mixed
+    return stable_hash(_as_tuple(key))
+
+
+def _as_tuple(key: Any) -> tuple[Any, ...]:
+    """Return a tuple that equal keys of the remaining types share."""
     if isinstance(key, complex):
-        return stable_hash(("complex", key.real, key.imag))
+        return "complex", key.real, key.imag
     if isinstance(key, enum.Enum):
-        return stable_hash((type(key).__qualname__, key.name))
-    if isinstance(key, datetime.datetime):
-        if key.tzinfo is not None:
-            key = key.astimezone(datetime.timezone.utc)
-        return stable_hash(key.replace(fold=0).isoformat())
-    if isinstance(key, datetime.date):
-        return stable_hash(("date", key.toordinal()))
+        return type(key).__qualname__, key.name
+    if isinstance(key, dt.datetime):
+        universal = key.astimezone(dt.UTC) if key.tzinfo is not None else key
+        return "datetime", universal.replace(fold=0).isoformat()
+    if isinstance(key, dt.date):
+        return "date", key.toordinal()
     raise RoutingError(
         f"a key has no stable hash; got {type(key).__name__}; expected numbers, "
         f"strings, bytes, dates, enum members or tuples of them; change the key",

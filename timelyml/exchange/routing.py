@@ -108,4 +108,7 @@ def _checked(
             num_shards=num_shards,
         )
     narrow = np.uint8 if num_shards <= 256 else np.uint16
-    return given.astype(narrow if num_shards <= 65536 else np.int64, copy=False)
+    shards: npt.NDArray[np.integer[Any]] = given.astype(
+        narrow if num_shards <= 65536 else np.int64, copy=False
+    )
+    return shards

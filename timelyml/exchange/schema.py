@@ -8,12 +8,11 @@ annotations fix is not described on the wire, and is checked when it arrives.
 from __future__ import annotations
 
 import dataclasses
-import operator
 import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -22,14 +21,19 @@ from timelyml.errors import WireError
 Convert: TypeAlias = Callable[[Any], Any]
 
 _SCALARS = (int, float, bool, str, bytes)
+_ROW_VALUES = {*_SCALARS, tuple}
+
+
+class _Field(NamedTuple):
+    """How one field is converted; None: it travels as it is."""
+
+    encode: Convert | None
+    decode: Convert | None
+    plain: type[Any] | None = None  # the type that needs no decoding
 
 
 class Schema:
-    """How the fields of one message class become a list and back.
-
-    A schema is built once per class and codec; `encode` and `decode` run for each
-    message, so they touch only the fields that need it.
-    """
+    """How the fields of one message class become a list and back."""
 
     def __init__(self, cls: type[Any], index: int) -> None:
         self.cls = cls
@@ -38,18 +42,24 @@ class Schema:
         self.decode: Convert = list
 
     def compile(self, registry: dict[type[Any], Schema], any_field: Convert) -> None:
-        """Fill in `encode` and `decode`; nested classes join the registry."""
+        """Fill in `encode` and `decode`, once every class is in the registry."""
         hints = typing.get_type_hints(self.cls)
-        names = field_names(self.cls)
-        pairs = [_converters(hints[name], registry, any_field) for name in names]
-        self.encode = _row_encoder(names, [encode for encode, _ in pairs])
-        self.decode = _row_decoder(self.cls, [decode for _, decode in pairs])
+        fields = {
+            name: _field_of(hints[name], registry, any_field)
+            for name in field_names(self.cls)
+        }
+        self.encode, self.decode = _generate(self.cls, fields)
 
 
 def build_schemas(
     message_types: Sequence[type[Any]], any_field: Convert
 ) -> dict[type[Any], Schema]:
-    """Return schemas of the classes and of those nested in them, in a fixed order."""
+    """Return schemas of the classes and of those nested in them, in a fixed order.
+
+    Args:
+        message_types: Frozen dataclasses or named tuples with annotated fields.
+        any_field: Prepares the user value of an `Any` field for msgpack.
+    """
     registry: dict[type[Any], Schema] = {}
     for cls in message_types:
         registry[cls] = Schema(cls, len(registry))
@@ -88,100 +98,119 @@ def _nested_classes(cls: type[Any]) -> Iterator[type[Any]]:
             waiting += typing.get_type_hints(hint).values()
 
 
-def _row_encoder(names: Sequence[str], encoders: Sequence[Convert | None]) -> Convert:
-    special = [(i, encode) for i, encode in enumerate(encoders) if encode is not None]
-    if not names:
-        return _no_fields
-    if len(names) == 1:
-        (name,) = names
-        first = encoders[0]
-        if first is None:
-            return lambda message: [getattr(message, name)]
-        return lambda message: [first(getattr(message, name))]
-    getter = operator.attrgetter(*names)
-    if not special:
-        return lambda message: list(getter(message))
-
-    def encode_fields(message: Any) -> list[Any]:
-        values = list(getter(message))
-        for position, encode in special:
-            values[position] = encode(values[position])
-        return values
-
-    return encode_fields
+# Code generation -----------------------------------------------------------------
 
 
-def _no_fields(_: Any) -> list[Any]:
-    return []
+def _generate(cls: type[Any], fields: dict[str, _Field]) -> tuple[Convert, Convert]:
+    """Return an encoder and a decoder written out for one class.
+
+    As `dataclasses` does for `__init__`: 0.5 instead of 1.3 us for five fields. A
+    plain slotted class is filled through its slots, since the `__init__` of a frozen
+    one takes twice as long.
+    """
+    names = list(fields)
+    variables = "".join(f"{name}, " for name in names)
+    scope: dict[str, Any] = {"cls": cls, "new": object.__new__, "refuse": _refuse}
+    packed, body = [], []
+    for name, field in fields.items():
+        scope[f"encode_{name}"], scope[f"decode_{name}"] = field.encode, field.decode
+        scope[f"plain_{name}"] = field.plain
+        packed.append(f"encode_{name}(m.{name})" if field.encode else f"m.{name}")
+        if field.decode:
+            test = f"if type({name}) is not plain_{name}: " if field.plain else ""
+            body.append(f"{test}{name} = decode_{name}({name})")
+    if _has_plain_slots(cls):
+        scope |= {f"set_{name}": cls.__dict__[name].__set__ for name in names}
+        body += ["self = new(cls)", *(f"set_{name}(self, {name})" for name in names)]
+        body.append("return self")
+    else:
+        body.append(f"return cls({variables})")
+    lines = [
+        f"def encode(m): return [{', '.join(packed)}]",
+        "def decode(values):",
+        f" if type(values) is not list or len(values) != {len(names)}:",
+        "  refuse(cls, values)",
+        *([f" {variables}= values"] if names else []),
+        *(f" {line}" for line in body),
+    ]
+    exec("\n".join(lines), scope)  # noqa: S102 - holds only names of fields
+    return scope["encode"], scope["decode"]
 
 
-def _row_decoder(cls: type[Any], decoders: Sequence[Convert | None]) -> Convert:
-    special = [(i, decode) for i, decode in enumerate(decoders) if decode is not None]
-    width = len(decoders)
-
-    def decode_fields(values: Any) -> Any:
-        if type(values) is not list or len(values) != width:
-            raise WireError(
-                f"a message does not fit its class {cls.__name__}; got "
-                f"{type(values).__name__}; expected {width} fields",
-                message_type=cls.__name__,
-            )
-        for position, decode in special:
-            values[position] = decode(values[position])
-        return cls(*values)
-
-    return decode_fields
+def _has_plain_slots(cls: type[Any]) -> bool:
+    return (
+        dataclasses.is_dataclass(cls)
+        and not hasattr(cls, "__post_init__")
+        and all(
+            isinstance(cls.__dict__.get(name), types.MemberDescriptorType)
+            for name in field_names(cls)
+        )
+    )
 
 
-def _converters(
+def _refuse(cls: type[Any], values: Any) -> None:
+    raise WireError(
+        f"a message does not fit its class {cls.__name__}; got {values!r:.80}; "
+        f"expected {len(field_names(cls))} fields",
+        message_type=cls.__name__,
+    )
+
+
+# Conversion by annotation --------------------------------------------------------
+
+
+def _field_of(
     hint: Any, registry: dict[type[Any], Schema], any_field: Convert
-) -> tuple[Convert | None, Convert | None]:
-    """Return how a value of the annotation is encoded and decoded; None: as it is."""
+) -> _Field:
+    """Return how a value of the annotation is converted."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint in _SCALARS:
-        return None, _scalar_decoder(hint)
+        return _Field(None, _scalar_decoder(hint), hint)
     if _is_record(hint):
-        schema = registry[hint]
-        # Looked up when called: schemas may refer to ones not compiled yet.
-        return (lambda value: schema.encode(value)), (
-            lambda value: schema.decode(value)
-        )
+        return _record_field(registry[hint])
     if origin in (typing.Union, types.UnionType):
-        return _union_converters(arguments, registry, any_field)
+        return _union_field(arguments, registry)
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
-        return _tuple_converters(arguments[0], registry, any_field)
-    if hint is Any:
-        return any_field, None
-    return None, None
+        return _tuple_field(arguments[0], registry, any_field)
+    return _Field(any_field if hint is Any else None, None)
 
 
-def _union_converters(
-    options: Sequence[Any], registry: dict[type[Any], Schema], any_field: Convert
-) -> tuple[Convert | None, Convert | None]:
+def _record_field(schema: Schema) -> _Field:
+    def encode(value: Any) -> Any:
+        return schema.encode(value)  # looked up late: it may not be compiled yet
+
+    def decode(values: Any) -> Any:
+        return schema.decode(values)
+
+    return _Field(encode, decode)
+
+
+def _union_field(options: Sequence[Any], registry: dict[type[Any], Schema]) -> _Field:
     """Convert `Record | None` by its record; other unions are user values."""
-    inner = [option for option in options if option is not type(None)]
-    if len(inner) != 1 or len(inner) == len(options) or not _is_record(inner[0]):
-        return None, None
-    encode, decode = _converters(inner[0], registry, any_field)
-    return _unless_none(encode), _unless_none(decode)
+    records = [option for option in options if option is not type(None)]
+    if len(records) != 1 or not _is_record(records[0]):
+        return _Field(None, None)
+    schema = registry[records[0]]
+
+    def encode(value: Any) -> Any:
+        return None if value is None else schema.encode(value)
+
+    def decode(values: Any) -> Any:
+        return schema.decode(values)
+
+    return _Field(encode, decode, type(None))
 
 
-def _unless_none(convert: Convert | None) -> Convert | None:
-    if convert is None:
-        return None
-    return lambda value: None if value is None else convert(value)
-
-
-def _tuple_converters(
+def _tuple_field(
     item: Any, registry: dict[type[Any], Schema], any_field: Convert
-) -> tuple[Convert | None, Convert | None]:
+) -> _Field:
     """Convert `tuple[item, ...]`; rows of plain values travel flat, as one list."""
     arguments = typing.get_args(item)
     is_row = typing.get_origin(item) is tuple and Ellipsis not in arguments
     if is_row and all(_is_plain(argument) for argument in arguments):
-        return _flatten_rows, _rows_decoder(len(arguments))
-    encode, decode = _converters(item, registry, any_field)
-    return _items_encoder(encode), _items_decoder(decode)
+        return _Field(_flatten_rows, _rows_decoder(len(arguments)))
+    inner = _field_of(item, registry, any_field)
+    return _Field(_items_encoder(inner.encode), _items_decoder(inner))
 
 
 def _is_plain(hint: Any) -> bool:
@@ -196,19 +225,17 @@ def _flatten_rows(rows: Any) -> list[Any]:
 
 
 def _rows_decoder(width: int) -> Convert:
-    allowed = {int, float, bool, str, bytes, tuple}
-
     def decode_rows(flat: Any) -> Any:
-        if type(flat) is list and not allowed.issuperset(map(type, flat)):
+        if type(flat) is list and not _ROW_VALUES.issuperset(map(type, flat)):
             flat = [v.item() if isinstance(v, np.generic) else v for v in flat]
         if (
             type(flat) is not list
             or len(flat) % width
-            or not allowed.issuperset(map(type, flat))
+            or not _ROW_VALUES.issuperset(map(type, flat))
         ):
             raise WireError(
-                f"a message holds malformed rows; got {type(flat).__name__}; expected "
-                f"plain values in groups of {width}",
+                f"a message holds malformed rows; got {flat!r:.80}; expected plain "
+                f"values in groups of {width}",
                 width=width,
             )
         values = iter(flat)
@@ -223,29 +250,33 @@ def _items_encoder(encode: Convert | None) -> Convert:
     return lambda items: [encode(item) for item in items]
 
 
-def _items_decoder(decode: Convert | None) -> Convert:
+def _items_decoder(field: _Field) -> Convert:
+    decode, plain = field.decode, field.plain
+
     def decode_items(items: Any) -> Any:
         if type(items) is not list:
             raise WireError(
-                f"a message holds no sequence where one belongs; got "
-                f"{type(items).__name__}; expected a list",
-                got=type(items).__name__,
+                f"a message holds no sequence where one belongs; got {items!r:.80}; "
+                f"expected a list",
             )
-        return tuple(items) if decode is None else tuple([decode(i) for i in items])
+        if decode is None:
+            return tuple(items)
+        return tuple([i if type(i) is plain else decode(i) for i in items])
 
     return decode_items
 
 
 def _scalar_decoder(cls: type[Any]) -> Convert:
-    def check(value: Any) -> Any:
+    def decode_scalar(value: Any) -> Any:
         if type(value) is cls:
             return value
         if isinstance(value, np.generic) and cls in (int, bool, float):
             return cls(value)  # the sender computed it with numpy
+        if cls is float and type(value) is int:
+            return float(value)
         raise WireError(
-            f"a message holds a wrong value; got {type(value).__name__}; expected "
+            f"a message holds a wrong value; got {value!r:.80}; expected "
             f"{cls.__name__}",
-            got=type(value).__name__,
         )
 
-    return check
+    return decode_scalar

@@ -24,7 +24,8 @@ _PLAIN = (int, float, bool, str, bytes, type(None))
 
 def seal_message(message: object) -> None:
     """Make every array in the message's payloads read-only, in place."""
-    sealer = _sealer_of(type(message))
+    cls: Any = type(message)
+    sealer = _sealer_of(cls)
     if sealer is not None:
         sealer(message)
 

@@ -41,21 +41,16 @@ def size_bytes(payload: Payload) -> int:
 
 
 def _record_bytes(record: Any, nesting: int) -> int:
-    fixed = _FIXED_BYTES.get(type(record))
-    if fixed is not None:
-        return fixed
+    size = _FIXED_BYTES.get(type(record), _OTHER_BYTES)
     if isinstance(record, (str, bytes, bytearray)):
-        return 56 + len(record)
-    if isinstance(record, np.ndarray):
-        return 112 + record.nbytes
-    if isinstance(record, np.generic):
-        return 32 + record.nbytes
-    if nesting:
-        if isinstance(record, dict):
-            return 64 + _items_bytes(record.items(), nesting)
-        if isinstance(record, (tuple, list, set, frozenset)):
-            return 64 + _items_bytes(record, nesting)
-    return _OTHER_BYTES
+        size = 56 + len(record)
+    elif isinstance(record, (np.ndarray, np.generic)):
+        size = 112 + record.nbytes
+    elif nesting and isinstance(record, dict):
+        size = 64 + _items_bytes(record.items(), nesting)
+    elif nesting and isinstance(record, (tuple, list, set, frozenset)):
+        size = 64 + _items_bytes(record, nesting)
+    return size
 
 
 def _items_bytes(items: Iterable[Any], nesting: int) -> int:

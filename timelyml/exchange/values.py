@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
+from collections.abc import Callable
 from typing import Any
 
 from timelyml.errors import WireError
@@ -11,22 +12,14 @@ from timelyml.errors import WireError
 def encode_plain(value: Any) -> list[Any] | None:
     """Return `[name, *values]` for an integer, complex, set or time; else None.
 
-    Only exact types are taken: a subclass would come back as its base.
+    Only exact types are taken: a subclass would come back as its base. Times in a
+    named zone are left to pickle.
     """
     cls = type(value)
-    if cls is int:
-        return ["int", _int_bytes(value)]
-    if cls is complex:
-        return ["complex", value.real, value.imag]
-    if cls is set or cls is frozenset:
-        return [cls.__name__, list(value)]
-    if cls is datetime.date:
-        return ["date", value.toordinal()]
-    if cls is datetime.timedelta:
-        return ["timedelta", value.days, value.seconds, value.microseconds]
-    if cls is datetime.datetime and _has_fixed_zone(value):
-        return ["datetime", value.isoformat(), value.fold]
-    return None
+    encode = _ENCODERS.get(cls)
+    if encode is None or (cls is dt.datetime and value.tzinfo not in (None, dt.UTC)):
+        return None
+    return [cls.__name__, *encode(value)]
 
 
 def decode_plain(items: list[Any]) -> Any:
@@ -35,29 +28,42 @@ def decode_plain(items: list[Any]) -> Any:
     Raises:
         WireError: The name is unknown.
     """
-    name, first, *rest = items[1:]
-    if name == "int":
-        return int.from_bytes(first, "little", signed=True)
-    if name == "complex":
-        return complex(first, *rest)
-    if name == "set":
-        return set(first)
-    if name == "frozenset":
-        return frozenset(first)
-    if name == "date":
-        return datetime.date.fromordinal(first)
-    if name == "timedelta":
-        return datetime.timedelta(first, *rest)
-    if name == "datetime":
-        return datetime.datetime.fromisoformat(first).replace(fold=rest[0])
-    raise WireError(f"a frame holds an unknown kind of value; got {name!r}", name=name)
+    _, name, *values = items
+    decode = _DECODERS.get(name)
+    if decode is None:
+        raise WireError(f"a frame holds an unknown kind of value; got {name!r:.80}")
+    return decode(*values)
 
 
-def _int_bytes(value: int) -> bytes:
-    return value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+def _encode_int(value: int) -> list[Any]:
+    size = value.bit_length() // 8 + 1
+    return [value.to_bytes(size, "little", signed=True)]
 
 
-def _has_fixed_zone(value: datetime.datetime) -> bool:
-    """Whether the ISO form says all; a named time zone would be lost."""
-    zone = value.tzinfo
-    return zone is None or zone == datetime.timezone.utc
+def _decode_int(data: bytes) -> int:
+    return int.from_bytes(data, "little", signed=True)
+
+
+def _decode_datetime(text: str, fold: int) -> dt.datetime:
+    return dt.datetime.fromisoformat(text).replace(fold=fold)
+
+
+_ENCODERS: dict[type[Any], Callable[[Any], list[Any]]] = {
+    int: _encode_int,
+    complex: lambda value: [value.real, value.imag],
+    set: lambda value: [list(value)],
+    frozenset: lambda value: [list(value)],
+    dt.date: lambda value: [value.toordinal()],
+    dt.timedelta: lambda value: [value.days, value.seconds, value.microseconds],
+    dt.datetime: lambda value: [value.isoformat(), value.fold],
+}
+
+_DECODERS: dict[str, Callable[..., Any]] = {
+    "int": _decode_int,
+    "complex": complex,
+    "set": set,
+    "frozenset": frozenset,
+    "date": dt.date.fromordinal,
+    "timedelta": dt.timedelta,
+    "datetime": _decode_datetime,
+}

@@ -119,7 +119,8 @@ class ZmqTransport:
                 address=address,
             ) from error
         self._poller.register(pull, zmq.POLLIN)
-        return pull.get(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
+        bound: bytes = pull.get(zmq.LAST_ENDPOINT)
+        return bound.rstrip(b"\0").decode()
 
     def connect(self, peer: int, endpoint: Endpoint) -> None:
         """Open the link to a peer; it may start to listen later."""
@@ -152,8 +153,8 @@ class ZmqTransport:
                 reason=reason,
             )
         body, buffers = self._codec.encode(message)
-        sequence = link.next_sequence(lane)
-        frames = pack_frames(lane, self.index, sequence, self._token, body, buffers)
+        number = (lane, self.index, link.next_sequence(lane))
+        frames = pack_frames(number, self._token, body, buffers)
         size = sum(map(len, frames))
         if len(frames[0]) > self._max_frame_bytes:
             raise WireError(
