@@ -34,7 +34,7 @@ MAY_IMPORT_WHEN_CALLED = {"fluent.py": {"ml"}}
 """The one exception: `import timelyml` must not load jax, so fluent waits for it."""
 
 HOMES = {
-    "zmq": lambda path: path.startswith("exchange/") and "transport" in path,
+    "zmq": lambda path: path.startswith(("exchange/zmq_", "exchange/security.py")),
     "msgpack": lambda path: path.startswith("exchange/") and "codec" in path,
     "cloudpickle": lambda path: path == "runtime/shipping.py",
     "jax": lambda path: path.startswith("ml/"),

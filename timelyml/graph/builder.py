@@ -82,15 +82,6 @@ class InputSpec:
     pact: Pact = field(default_factory=Pipeline)
 
 
-@dataclass(frozen=True, slots=True)
-class _Wire:
-    """A channel to be, whose source may still be a loop variable."""
-
-    stream: StreamRef
-    target: PortRef
-    pact: Pact
-
-
 class GraphBuilder:
     """Builds the graph of one dataflow.
 
@@ -105,7 +96,7 @@ class GraphBuilder:
         self.name = name
         self.num_shards = num_shards
         self._operators: list[OperatorSpec] = []
-        self._wires: list[_Wire] = []
+        self._wires: list[tuple[InputSpec, PortRef]] = []
         self._scopes: list[ScopeSpec] = []
         self._loops: list[LoopRef] = []
         self._ends: dict[int, StreamRef] = {}
@@ -180,9 +171,9 @@ class GraphBuilder:
                 check_edge(each.pact, self._operators[each.stream.operator], spec)
         self._operator_names.add(name, kind)
         self._operators.append(spec)
-        for port, each in enumerate(inputs):
-            target = PortRef(spec.index, port)
-            self._wires.append(_Wire(each.stream, target, each.pact))
+        self._wires += [
+            (each, PortRef(spec.index, port)) for port, each in enumerate(inputs)
+        ]
         return tuple(self._output(spec, port) for port in range(num_outputs))
 
     # Scopes --------------------------------------------------------------------------
@@ -307,18 +298,21 @@ class GraphBuilder:
                     f"expected one; call connect with the stream to feed back",
                     loop=loop.name,
                 )
-        channels = tuple(map(self._channel, range(len(self._wires)), self._wires))
+        channels = tuple(
+            self._channel(index, each, target)
+            for index, (each, target) in enumerate(self._wires)
+        )
         return Graph(self.name, tuple(self._operators), channels, tuple(self._scopes))
 
-    def _channel(self, index: int, wire: _Wire) -> ChannelSpec:
-        source = self._resolved(wire.stream)
+    def _channel(self, index: int, each: InputSpec, target: PortRef) -> ChannelSpec:
+        source = self._resolved(each.stream)
         producer = self._operators[source.operator]
-        check_edge(wire.pact, producer, self._operators[wire.target.operator])
+        check_edge(each.pact, producer, self._operators[target.operator])
         return ChannelSpec(
             index=index,
             source=PortRef(source.operator, source.port),
-            target=wire.target,
-            pact=wire.pact,
+            target=target,
+            pact=each.pact,
             summary=source.summary,
             keeps_time=source.summary == Summary.identity(producer.depth),
         )
