@@ -25,13 +25,21 @@ class Text:
     """Files joined, each after `window` zero bytes that stand for its beginning."""
 
     content: NDArray[np.uint8]
-    positions: NDArray[np.int64]
-    """Indices into `content` of the bytes to predict: all but the zeros."""
+    starts: NDArray[np.int64]
+    """Where in `content` each file begins, after its zeros."""
+    firsts: NDArray[np.int64]
+    """How many bytes of text lie before each file."""
+    num_bytes: int
     window: int
-    num_files: int
 
-    def batch(self, chosen: NDArray[np.int64]) -> dict[str, NDArray[np.uint8]]:
-        """Give contexts `(tokens, window)` and targets `(tokens,)` at positions."""
+    def positions(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Give where in `content` the n-th byte of text is, for each n."""
+        file = np.searchsorted(self.firsts, indices, side="right") - 1
+        return self.starts[file] + indices - self.firsts[file]
+
+    def batch(self, indices: NDArray[np.int64]) -> dict[str, NDArray[np.uint8]]:
+        """Give contexts `(tokens, window)` and targets `(tokens,)` of bytes of text."""
+        chosen = self.positions(indices)
         back = np.arange(-self.window, 0)
         return {
             "context": self.content[chosen[:, None] + back],
@@ -51,20 +59,19 @@ class Corpus:
         self, step: int, *, batch: int, seed: int, shard: int = 0, num_shards: int = 1
     ) -> dict[str, NDArray[np.uint8]]:
         """Give one shard's part of the batch of a step."""
-        chosen = np.random.default_rng([seed, step]).integers(
-            len(self.train.positions), size=batch
+        indices = np.random.default_rng([seed, step]).integers(
+            self.train.num_bytes, size=batch
         )
         part = batch // num_shards
-        mine = chosen[shard * part : (shard + 1) * part]
-        return self.train.batch(self.train.positions[mine])
+        return self.train.batch(indices[shard * part : (shard + 1) * part])
 
     def judged(self, num_tokens: int, *, seed: int) -> dict[str, NDArray[np.uint8]]:
         """Give held-out tokens, the same for every model that is compared."""
-        positions = self.held_out.positions
-        if len(positions) > num_tokens:
-            rng = np.random.default_rng([seed, 2**32])
-            positions = rng.choice(positions, size=num_tokens, replace=False)
-        return self.held_out.batch(positions)
+        num_bytes = self.held_out.num_bytes
+        if num_bytes <= num_tokens:
+            return self.held_out.batch(np.arange(num_bytes))
+        rng = np.random.default_rng([seed, 2**32])
+        return self.held_out.batch(rng.choice(num_bytes, num_tokens, replace=False))
 
 
 def load_corpus(
@@ -86,16 +93,13 @@ def load_corpus(
     origin = Path(sysconfig.get_path("stdlib")) if source is None else source
     train: list[bytes] = []
     held_out: list[bytes] = []
-    sizes = [0, 0]
+    wanted = [train_bytes, held_out_bytes]
     for index, piece in enumerate(_pieces(origin)):
-        is_held_out = index % _HELD_OUT_EVERY == 0
-        size = sizes[is_held_out]
-        if size < (held_out_bytes if is_held_out else train_bytes):
-            (held_out if is_held_out else train).append(piece)
-            sizes[is_held_out] += len(piece)
-        elif min(train_bytes - sizes[0], held_out_bytes - sizes[1]) <= 0 and (
-            sizes[0] >= train_bytes and sizes[1] >= held_out_bytes
-        ):
+        part = int(index % _HELD_OUT_EVERY == 0)
+        if wanted[part] > 0:
+            (held_out if part else train).append(piece)
+            wanted[part] -= len(piece)
+        elif max(wanted) <= 0:
             break
     if not train or not held_out:
         raise ValueError(
@@ -132,12 +136,9 @@ def _shuffled(name: Path) -> bytes:
 
 
 def _join(pieces: list[bytes], window: int) -> Text:
-    content = np.frombuffer(
-        b"".join(bytes(window) + piece for piece in pieces), np.uint8
-    )
-    is_text = np.ones(len(content), bool)
-    start = 0
-    for piece in pieces:
-        is_text[start : start + window] = False
-        start += window + len(piece)
-    return Text(content, np.flatnonzero(is_text), window, len(pieces))
+    joined = b"".join(bytes(window) + piece for piece in pieces)
+    sizes = np.array([len(piece) for piece in pieces], np.int64)
+    firsts = np.cumsum(sizes) - sizes
+    starts = firsts + window * np.arange(1, len(pieces) + 1)
+    content = np.frombuffer(joined, np.uint8)
+    return Text(content, starts, firsts, int(sizes.sum()), window)

@@ -19,13 +19,14 @@ class OrderTwo:
     """
 
     def __init__(self, text: Text) -> None:
-        before, last, target = _columns(text.content, text.positions)
+        at = text.positions(np.arange(text.num_bytes))
+        wide = text.content.astype(np.int64)
+        before, last, target = wide[at - 2], wide[at - 1], wide[at]
+        pair = last * _BYTES + target
         self._counts = [
-            np.bincount(target, minlength=_BYTES).reshape(1, _BYTES),
-            np.bincount(last * _BYTES + target, minlength=_BYTES**2),
-            np.bincount(
-                (before * _BYTES + last) * _BYTES + target, minlength=_BYTES**3
-            ),
+            np.bincount(target, minlength=_BYTES),
+            np.bincount(pair, minlength=_BYTES**2),
+            np.bincount(before * _BYTES**2 + pair, minlength=_BYTES**3),
         ]
         self._counts = [table.reshape(-1, _BYTES) for table in self._counts]
         self._totals = [table.sum(axis=1) for table in self._counts]
@@ -46,10 +47,3 @@ class OrderTwo:
             whole = totals[row] + kinds[row]
             chance = np.where(whole > 0, seen / np.maximum(whole, 1), chance)
         return float(-np.log2(chance).mean())
-
-
-def _columns(
-    content: NDArray[np.uint8], positions: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    wide = content.astype(np.int64)
-    return wide[positions - 2], wide[positions - 1], wide[positions]

@@ -1,0 +1,215 @@
+"""The forward pass as a dataflow: clock, batches, embedding, experts, report.
+
+    clock =dense=> batches =dense=> embed --sparse--> experts --sparse--> head
+                                      +========== dense, residual ========^
+
+One epoch is one training step. Data shards hold the same copy of embedding and
+head; each expert is a shard of its own. What flows back is in `backward.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from examples.moe_routing import backward, model
+from examples.moe_routing.config import Settings
+from examples.moe_routing.data import Corpus
+from examples.moe_routing.updates import Update, as_numpy
+from timelyml.graph import (
+    Broadcast,
+    Direct,
+    Gather,
+    GraphBuilder,
+    InputSpec,
+    Pipeline,
+    StreamRef,
+)
+from timelyml.ml.buckets import bucket_size, pad_rows
+from timelyml.ml.compiled import Compiled, compiled
+from timelyml.ml.firing import Firing, Rule, add_firing_operator
+from timelyml.ml.moe import expert_forward, plan_dispatch
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """Looks up each data shard's part of a step's batch."""
+
+    settings: Settings
+    corpus: Corpus
+
+    def __call__(self, firing: Firing) -> None:
+        """Send the shard's batch."""
+        settings, shard = self.settings, firing.shard
+        batch = self.corpus.step_batch(
+            firing.time,
+            batch=settings.batch,
+            seed=settings.seed,
+            shard=shard.index,
+            num_shards=shard.num_shards,
+        )
+        firing.send(0, batch)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedForward:
+    """Embeds and routes; before that, takes over the gradients of the last step."""
+
+    embed: Compiled
+    update: Update
+    num_experts: int
+
+    def __call__(self, firing: Firing) -> None:
+        """Send rows to experts, or the final weights once the clock has stopped."""
+        batches, gradients = firing.inputs[0], firing.inputs[1]
+        state = firing.state
+        if gradients:
+            self.update(state, gradients.rows)
+        if not batches:  # the clock stopped: these are the final weights
+            if firing.shard.index == 0:
+                firing.send(4, [("embed", 0, as_numpy(state["params"]))])
+                firing.send(5, [firing.time])
+            return
+        batch = batches.rows
+        routed = as_numpy(self.embed(state["params"], batch["context"]))
+        state["kept"] = {"context": batch["context"], "chosen": routed["chosen"]}
+        plan = plan_dispatch(routed["chosen"], self.num_experts)
+        rows = {"slot": plan.slots, "rows": routed["rows"][plan.tokens]}
+        stop = 0
+        for expert in np.flatnonzero(plan.counts).tolist():
+            start, stop = stop, stop + int(plan.counts[expert])
+            part = {key: column[start:stop] for key, column in rows.items()}
+            firing.send_to(0, expert, part)
+        forward = ("residual", "weights")
+        firing.send(1, {k: routed[k] for k in forward} | {"target": batch["target"]})
+        sums = ("counts", "probability_sums")
+        firing.send(2, {key: routed[key][None] for key in sums})
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertForward:
+    """Computes all rows of one expert at one step, and sends them back."""
+
+    forward: Compiled
+    update: Update
+
+    def __call__(self, firing: Firing) -> None:
+        """Send results back to the data shards that rows came from."""
+        blocks, state = firing.inputs[0], firing.state
+        self.update.catch_up(state, firing.time)
+        rows = blocks.rows
+        padded = pad_rows(rows["rows"], bucket_size(len(rows["slot"])))
+        state["kept"] = padded
+        results = np.asarray(self.forward(state["params"], padded))
+        backward.reply(firing, 0, blocks, results)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Sums what the data shards measured into one record per step."""
+
+    settings: Settings
+
+    def __call__(self, firing: Firing) -> None:
+        """Send the record of the step."""
+        routing, losses = firing.inputs[0].rows, firing.inputs[1].rows
+        counts = routing["counts"].sum(axis=0)
+        sums = routing["probability_sums"].sum(axis=0)
+        balance = model.balance_of(self.settings, counts, sums)
+        firing.send(
+            0,
+            {
+                "step": np.array([firing.time]),
+                "loss": losses["loss"].sum(axis=0, keepdims=True),
+                "balance": np.asarray(balance)[None],
+                "counts": counts[None],
+            },
+        )
+
+
+def _start_embed(settings: Settings, update: Update, shard: Any) -> None:
+    shard.state.update(update.fresh(model.init_embed(settings)))
+
+
+def _start_expert(settings: Settings, update: Update, shard: Any) -> None:
+    shard.state.update(update.fresh(model.init_expert(settings, shard.index)))
+
+
+def add_training(
+    builder: GraphBuilder, settings: Settings, corpus: Corpus, clock: StreamRef
+) -> tuple[StreamRef, list[StreamRef]]:
+    """Add the whole training step; give the reports and the streams of weights.
+
+    Args:
+        builder: Of the dataflow.
+        settings: Sizes of the model.
+        corpus: Text to train on; travels with the graph.
+        clock: Output 0 of `clock`: one record per step.
+    """
+    shards = settings.data_shards
+    update = Update.of(settings)
+    loops = backward.open_loops(builder, settings)
+    (batches,) = add_firing_operator(
+        builder,
+        "batches",
+        [InputSpec(clock, Broadcast(dense=True))],
+        [Rule((0,), Batches(settings, corpus), outputs=(0,))],
+        num_outputs=1,
+        num_shards=shards,
+        regular=True,
+    )
+    embed = compiled(functools.partial(model.embed, settings))
+    rows, forward, routing, embed_gradients, embed_weights, ask = add_firing_operator(
+        builder,
+        "embed",
+        [
+            InputSpec(batches, Pipeline(dense=True)),
+            *loops.into_embed(),
+        ],
+        [
+            Rule(
+                (0, 1),
+                EmbedForward(embed, update, settings.num_experts),
+                outputs=(0, 1, 2, 4, 5),
+            ),
+            backward.embed_rule(settings),
+        ],
+        num_outputs=6,
+        regular=True,
+        on_start=functools.partial(_start_embed, settings, update),
+    )
+    results, row_gradients, expert_weights = add_firing_operator(
+        builder,
+        "experts",
+        [InputSpec(rows, Direct()), loops.into_experts(), InputSpec(ask, Broadcast())],
+        [
+            Rule((0,), ExpertForward(compiled(expert_forward), update), outputs=(0,)),
+            *backward.expert_rules(settings, update),
+        ],
+        num_outputs=3,
+        num_shards=settings.num_experts,
+        on_start=functools.partial(_start_expert, settings, update),
+    )
+    head = backward.add_head(loops, results, forward, settings=settings, update=update)
+    loops.close(
+        head,
+        embed_gradients=embed_gradients,
+        routing=routing,
+        row_gradients=row_gradients,
+    )
+    (reports,) = add_firing_operator(
+        builder,
+        "report",
+        [
+            InputSpec(routing, Gather(dense=True)),
+            InputSpec(head.losses, Gather(dense=True)),
+        ],
+        [Rule((0, 1), Report(settings), outputs=(0,))],
+        num_outputs=1,
+        num_shards=1,
+        regular=True,
+    )
+    return reports, [embed_weights, expert_weights, head.weights]

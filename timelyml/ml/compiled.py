@@ -1,0 +1,76 @@
+"""Functions that JAX compiles once per worker, and that can be shipped to it.
+
+The compiled form stays behind when the function travels: a worker compiles its own
+copy at the first call, and once per shape after that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from timelyml.errors import ConfigError
+
+
+class Compiled:
+    """A pure function that runs jitted; `compiled(fn)` makes one.
+
+    It is called with arrays or pytrees of arrays and gives JAX arrays, which may
+    not be ready yet. An argument at a donated position must not be used again.
+    """
+
+    __slots__ = ("_donate", "_jitted", "function")
+
+    def __init__(
+        self, function: Callable[..., Any], donate: tuple[int, ...] = ()
+    ) -> None:
+        self.function = function
+        self._donate = donate
+        self._jitted: Any = None
+
+    @property
+    def name(self) -> str:
+        """The name of the function, for traces and errors."""
+        inner = getattr(self.function, "func", self.function)  # of a partial
+        return str(getattr(inner, "__name__", "function"))
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run the function on the worker's device."""
+        if self._jitted is None:
+            self._jitted = jax.jit(self.function, donate_argnums=self._donate)
+        return self._jitted(*arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel without the compiled form, which belongs to a process."""
+        return Compiled, (self.function, self._donate)
+
+
+def compiled(
+    function: Callable[..., Any] | Compiled, *, donate: tuple[int, ...] = ()
+) -> Compiled:
+    """Wrap a pure function of arrays so that each worker compiles it once.
+
+    Args:
+        function: Takes and gives arrays or pytrees of arrays; `functools.partial`
+            binds what is not an array.
+        donate: Positions of arguments whose memory the result may reuse, such as
+            the state of an optimiser.
+
+    Raises:
+        ConfigError: `function` cannot be called.
+
+    >>> double = compiled(lambda x: x * 2)
+    >>> float(double(3.0)), compiled(double) is double
+    (6.0, True)
+    """
+    if isinstance(function, Compiled):
+        return function
+    if not callable(function):
+        raise ConfigError(
+            f"compiled: not a function; got {function!r}; expected a callable of "
+            "arrays; pass the function itself, not its result",
+            option="function",
+        )
+    return Compiled(function, donate)
