@@ -128,7 +128,7 @@ class GraphBuilder:
             name: Unique in the dataflow; None or equal to `kind`: chosen from it.
             kind: What the operator does, e.g. `map`.
             inputs: One channel each, in order of the ports.
-            num_outputs: Number of output ports.
+            num_outputs: Number of output ports. A sink, with 0, gets one of its own.
             summaries: By input and output, the effects on time of which every path
                 through the operator does at least one; empty where the input never
                 causes output. Default: none on any.
@@ -149,7 +149,11 @@ class GraphBuilder:
         """
         name = self._operator_names.choose(name, kind)
         path = self._path_of(name, inputs, scope)
-        shape = len(inputs), num_outputs
+        # A sink gets an output that nobody reads: what it still has to do at a time
+        # holds that time open there, so that the run does not end before it is done.
+        ports = max(1, num_outputs)
+        shape = len(inputs), ports
+        summaries = summaries if num_outputs else None
         spec = OperatorSpec(
             index=len(self._operators),
             name=name,
@@ -157,7 +161,7 @@ class GraphBuilder:
             scope=path,
             num_shards=self._shards_of(f"operator {name!r}", inputs, num_shards),
             num_inputs=len(inputs),
-            num_outputs=num_outputs,
+            num_outputs=ports,
             summaries=inner_summaries(name, summaries, shape, len(path)),
             logic=logic,
             states=tuple(states),

@@ -11,7 +11,7 @@ from typing import Protocol
 from timelyml.errors import GraphError
 from timelyml.graph import Graph, OperatorSpec, Pipeline, Placement
 from timelyml.progress import CapabilityTable, Timestamp, Tracker, minimum
-from timelyml.runtime.channels import OutChannel, Outbox
+from timelyml.runtime.channels import Outbox, OutChannel
 from timelyml.runtime.config import RunConfig
 from timelyml.runtime.dense import DenseInput
 from timelyml.runtime.instance import OperatorInstance, Turn

@@ -152,6 +152,7 @@ class Outbox:
         deliver: Callable[[int, int, Timestamp, Part], None],
     ) -> None:
         self.worker_index = worker_index
+        self.peak_outstanding_bytes = 0  # the most that one channel and peer had
         self._limit_bytes = limit_bytes
         self._deliver = deliver
         self._frames: dict[int, dict[tuple[int, Timestamp], list[Part]]] = {}
@@ -175,8 +176,14 @@ class Outbox:
                 waiting = self._waiting[key] = deque()
             waiting.append((time, part))
             return
-        ledger.spend(size)
+        self._spend(ledger, size)
         self._put(spec.index, peer, time, part)
+
+    def _spend(self, ledger: CreditLedger, size: int) -> None:
+        ledger.spend(size)
+        self.peak_outstanding_bytes = max(
+            self.peak_outstanding_bytes, ledger.outstanding_bytes
+        )
 
     def _put(self, channel: int, peer: int, time: Timestamp, part: Part) -> None:
         if peer == self.worker_index:
@@ -196,7 +203,7 @@ class Outbox:
             return True
         while waiting and ledger.can_send(waiting[0][1].size_bytes):
             time, part = waiting.popleft()
-            ledger.spend(part.size_bytes)
+            self._spend(ledger, part.size_bytes)
             self._put(channel, peer, time, part)
         if waiting:
             return False

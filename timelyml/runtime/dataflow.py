@@ -18,7 +18,7 @@ from timelyml.exchange import CONTROLLER, Codec, Lane, SpillingQueue, Transport
 from timelyml.graph import Graph
 from timelyml.progress import CapabilityTable, Timestamp, Tracker, epoch_of
 from timelyml.runtime.build import build_instances, initial_counts
-from timelyml.runtime.channels import Arrival, OutChannel, Outbox
+from timelyml.runtime.channels import Arrival, Outbox, OutChannel
 from timelyml.runtime.config import RunConfig
 from timelyml.runtime.instance import OperatorInstance
 from timelyml.runtime.messages import (
@@ -126,6 +126,12 @@ class Dataflow:
         if self._refund_since is not None:
             deadlines.append(self._refund_since + REFUND_DELAY_S)
         return min(deadlines, default=None)
+
+    def is_done(self) -> bool:
+        """Whether nothing can happen any more, and nothing is left to do for it."""
+        return self.tracker.is_empty() and not any(
+            self.instances[operator].is_busy for operator in self._active
+        )
 
     # What arrives -----------------------------------------------------------------
 

@@ -155,6 +155,17 @@ class OperatorInstance:
         self._messages.append((shard, body))
 
     @property
+    def is_busy(self) -> bool:
+        """Whether a callback is under way, or due for what has already come."""
+        return bool(
+            self._steps is not None
+            or self._frontier_moved
+            or self.queue
+            or self._messages
+            or any(len(queue) for queue in self.spilled)
+        )
+
+    @property
     def num_pending(self) -> int:
         """Notifications asked for and not yet delivered."""
         return len(self._notifications)
@@ -178,9 +189,7 @@ class OperatorInstance:
             self._take_message()
         elif self.queue:
             self._begin(self._consume(self.queue.popleft()))
-        elif self._take_spilled():
-            pass
-        elif self._notify():
+        elif self._take_spilled() or self._notify():
             pass
         elif self._frontier_moved:
             self._frontier_moved = False

@@ -115,7 +115,10 @@ class StopSources:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Forget the run: it is complete, cancelled or failed (`reason`)."""
+    """Forget the run: it is "complete", "cancelled" or "failed".
+
+    A worker that has not yet heard of the end of a complete run finishes first.
+    """
 
     generation: int
     reason: str
@@ -211,3 +214,27 @@ class Heartbeat:
     worker: int
     activity: str
     busy_s: float
+
+
+MESSAGE_TYPES: tuple[type, ...] = (
+    DataMessage,
+    ProgressMessage,
+    CreditMessage,
+    Connect,
+    Deploy,
+    Start,
+    OperatorMessage,
+    StopSources,
+    Drop,
+    Inspect,
+    Shutdown,
+    Hello,
+    Connected,
+    Ready,
+    Emitted,
+    Failed,
+    Dropped,
+    Report,
+    Heartbeat,
+)
+"""What the codec encodes; in this order on both sides."""

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from timelyml.exchange import SpillingQueue
 from timelyml.graph import Graph
 from timelyml.progress import CapabilityTable, Timestamp
-from timelyml.runtime.channels import OutChannel, Outbox
+from timelyml.runtime.channels import Outbox, OutChannel
 from timelyml.runtime.instance import OperatorInstance
 from timelyml.runtime.progress_link import ProgressLink
 from timelyml.runtime.state import StateStore
@@ -66,8 +66,8 @@ def metrics_of(flow: Metered) -> dict[str, Any]:
             "changes": flow.progress.num_changes,
         },
         "bytes_waiting_for_credit": flow.outbox.waiting_bytes(),
-        "queued_bytes_peak": flow.outbox.peak_outstanding_bytes(),
-        "spilled_bytes": sum(queue.spilled_bytes for queue in flow.spills.values()),
+        "queued_bytes_peak": flow.outbox.peak_outstanding_bytes,
+        "spilled_blocks": sum(queue.spilled_blocks for queue in flow.spills.values()),
     }
 
 

@@ -15,7 +15,6 @@ from timelyml.errors import InvariantError, PeerError, TimelyError
 from timelyml.exchange import (
     CONTROLLER,
     Codec,
-    Incoming,
     LinkFailure,
     Transport,
 )
@@ -63,6 +62,7 @@ class Worker:
         self._spill_directory = spill_directory
         self._dataflows: dict[int, Dataflow] = {}
         self._started: list[Dataflow] = []
+        self._finishing: set[int] = set()  # complete, but not yet known to be here
         self._handlers: dict[type, Callable[[int, Any], None]] = {
             DataMessage: self._on_data,
             ProgressMessage: self._on_progress,
@@ -86,6 +86,8 @@ class Worker:
         worked = bool(incoming)
         for dataflow in list(self._started):
             worked = self._guarded(dataflow, dataflow.step) or worked
+            if dataflow.generation in self._finishing and dataflow.is_done():
+                self._forget(dataflow.generation)
         return worked
 
     def next_deadline(self) -> float | None:
@@ -122,7 +124,7 @@ class Worker:
         if dataflow is not None:
             self._guarded(dataflow, lambda: dataflow.receive_data(peer, message))
 
-    def _on_progress(self, peer: int, message: ProgressMessage) -> None:
+    def _on_progress(self, _: int, message: ProgressMessage) -> None:
         dataflow = self._run_of(message.batch.generation)
         if dataflow is not None:
             self._guarded(dataflow, lambda: dataflow.progress.accept(message.batch))
@@ -178,16 +180,22 @@ class Worker:
             dataflow.stop_sources()
 
     def _on_drop(self, _: int, message: Drop) -> None:
-        dataflow = self._dataflows.pop(message.generation, None)
+        dataflow = self._dataflows.get(message.generation)
+        if message.reason == "complete" and dataflow in self._started:
+            self._finishing.add(message.generation)
+        else:
+            self._forget(message.generation)
+
+    def _forget(self, generation: int) -> None:
+        dataflow = self._dataflows.pop(generation, None)
+        self._finishing.discard(generation)
         metrics: dict[str, Any] = {}
         if dataflow is not None:
             if dataflow in self._started:
                 self._started.remove(dataflow)
             metrics = dataflow.metrics()
             dataflow.close()
-        self._transport.send(
-            CONTROLLER, Dropped(message.generation, self.index, metrics)
-        )
+        self._transport.send(CONTROLLER, Dropped(generation, self.index, metrics))
 
     def _on_inspect(self, _: int, message: Inspect) -> None:
         dataflow = self._run_of(message.generation)

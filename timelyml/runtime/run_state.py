@@ -1,0 +1,382 @@
+"""One run as the controller sees it: a pure state machine.
+
+It is told what workers sent, what the driver asks and what time it is, and answers
+with effects. It keeps the run's own tracker, so it knows when the run is complete,
+how far the probes are, and which epochs of collected results are whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from timelyml.errors import (
+    DeadlineError,
+    InvariantError,
+    RunStoppedError,
+    TimelyError,
+)
+from timelyml.exchange import Lane
+from timelyml.graph import Graph
+from timelyml.runtime.config import RunConfig
+from timelyml.runtime.controller_progress import ControllerProgress
+from timelyml.runtime.effects import (
+    DriverMessage,
+    Effect,
+    Ended,
+    Inspected,
+    Send,
+    Started,
+)
+from timelyml.runtime.failure import unpack_error
+from timelyml.runtime.messages import (
+    Deploy,
+    Drop,
+    Dropped,
+    Emitted,
+    Failed,
+    Inspect,
+    OperatorMessage,
+    ProgressMessage,
+    Ready,
+    Report,
+    Start,
+    StopSources,
+)
+from timelyml.runtime.release import Collector
+from timelyml.runtime.stall import Holdings, StallReport, explain
+
+COLLECT_TAG = "collect"
+LAST_WORD = 0  # the request that a run makes itself when it is out of time
+
+
+class RunPhase(Enum):
+    """How far a run has come."""
+
+    WAITING = "waiting for the workers of its cluster"
+    BUILDING = "waiting for workers to build the graph"
+    RUNNING = "running"
+    ENDING = "waiting for workers to forget it"
+    ENDED = "over"
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """All that a run is made of; `graph` is resolved for the number of workers."""
+
+    generation: int
+    graph: Graph
+    config: RunConfig
+    shipped: bytes
+    num_workers: int
+    build_timeout_s: float = 60.0
+    answer_timeout_s: float = 1.0
+    drop_timeout_s: float = 2.0
+
+
+@dataclass(slots=True)
+class _Inspection:
+    """A question put to all workers, and the answers so far."""
+
+    request: int
+    deadline: float
+    awaited: set[int]
+    metrics: dict[int, dict[str, Any]]
+    holdings: dict[int, Holdings]
+
+
+class RunState:
+    """Decides everything about one run; knows no clock, no thread and no socket."""
+
+    def __init__(self, plan: RunPlan, activities: Mapping[int, str]) -> None:
+        self.plan = plan
+        self.phase = RunPhase.WAITING
+        self.error: TimelyError | None = None
+        self._activities = activities  # of workers, for explanations
+        self._progress = ControllerProgress(
+            plan.graph, plan.num_workers, plan.generation, plan.config.progress_mode
+        )
+        self._collector = Collector(plan.graph, self._progress.tracker)
+        self._awaited: set[int] = set()
+        self._metrics: dict[int, dict[str, Any]] = {}
+        self._phase_deadline: float | None = None
+        self._time_limit: float | None = None
+        self._inspections: dict[int, _Inspection] = {}
+        # What the driver asked for before data could flow.
+        self._early: list[Send] = []
+        self._is_stop_wanted = False
+
+    @property
+    def who(self) -> str:
+        """The run, for people."""
+        return f"run {self.plan.generation} of dataflow {self.plan.graph.name!r}"
+
+    # From the controller -----------------------------------------------------------
+
+    def begin(self, now: float) -> list[Effect]:
+        """All workers are there: deploy."""
+        plan = self.plan
+        self.phase = RunPhase.BUILDING
+        self._awaited = set(range(plan.num_workers))
+        self._phase_deadline = now + plan.build_timeout_s
+        return self._to_all(Deploy(plan.generation, plan.num_workers, plan.shipped))
+
+    def handle(self, worker: int, message: object, now: float) -> list[Effect]:
+        """Take a message of this generation from a worker."""
+        match message:
+            case ProgressMessage():
+                self._progress.accept(message.batch)
+            case Emitted():
+                return self._emitted(message)
+            case Ready():
+                return self._ready(message, now)
+            case Failed():
+                return self.fail(unpack_error(message.error), now)
+            case Dropped():
+                self._metrics[worker] = message.metrics
+                return self._answered(worker)
+            case Report():
+                return self._reported(worker, message)
+            case _:
+                kind = type(message).__name__
+                error = InvariantError(f"{self.who}: worker {worker} sent a {kind}")
+                return self.fail(error, now)
+        return []
+
+    def settle(self, now: float) -> list[Effect]:
+        """Apply all progress that came in, then say what follows from it."""
+        effects: list[Effect] = list(self._progress.settle())
+        if self.phase not in (RunPhase.RUNNING, RunPhase.ENDING):
+            return effects
+        effects += self._collector.release()
+        if self.phase is RunPhase.RUNNING and self._progress.tracker.is_empty():
+            effects += self._end("complete", now)
+        return effects
+
+    def lose(self, worker: int, error: TimelyError, now: float) -> list[Effect]:
+        """A worker of the cluster is gone: the run cannot go on."""
+        is_missed = self.phase is not RunPhase.ENDING or worker in self._awaited
+        self._awaited.discard(worker)
+        effects = self.fail(error, now) if is_missed else []
+        for inspection in list(self._inspections.values()):
+            effects += self._answer_without(worker, inspection)
+        return effects + self._end_if_answered()
+
+    def tick(self, now: float) -> list[Effect]:
+        """Act on every deadline that has passed."""
+        effects: list[Effect] = []
+        for inspection in list(self._inspections.values()):
+            if now >= inspection.deadline:
+                effects += self._conclude(inspection)
+        if self._time_limit is not None and now >= self._time_limit:
+            self._time_limit = None
+            effects += self._ask(LAST_WORD, now)
+        if self._phase_deadline is not None and now >= self._phase_deadline:
+            self._phase_deadline = None
+            if self.phase is RunPhase.BUILDING:
+                effects += self.fail(self._never_built(), now)
+            elif self.phase is RunPhase.ENDING:
+                effects += self._finish()
+        return effects
+
+    def next_deadline(self) -> float | None:
+        """When `tick` has to be called, if ever."""
+        times = [inspection.deadline for inspection in self._inspections.values()]
+        times += [t for t in (self._time_limit, self._phase_deadline) if t is not None]
+        return min(times, default=None)
+
+    # From the driver ---------------------------------------------------------------
+
+    def send_input(self, operator: int, shard: int, body: Any) -> list[Effect]:
+        """Pass a message of an input handle on; bulk, so that it stays in order."""
+        if self.phase in (RunPhase.ENDING, RunPhase.ENDED):
+            return []
+        spec = self.plan.graph.operators[operator]
+        placement = spec.placement or self.plan.config.placement
+        num_shards = spec.num_shards or self.plan.num_workers
+        worker = placement.worker_of(shard, num_shards, self.plan.num_workers)
+        message = OperatorMessage(self.plan.generation, operator, shard, body)
+        send = Send(worker, message, Lane.BULK)
+        if self.phase is RunPhase.RUNNING:
+            return [send]
+        self._early.append(send)
+        return []
+
+    def stop_sources(self) -> list[Effect]:
+        """Let every source end at its present epoch, so that the run drains."""
+        if self.phase is not RunPhase.RUNNING:
+            self._is_stop_wanted = True
+            return []
+        # Bulk, so that it does not overtake what input handles sent before.
+        return self._to_all(StopSources(self.plan.generation), Lane.BULK)
+
+    def cancel(self, now: float) -> list[Effect]:
+        """Give the run up."""
+        msg = (
+            f"{self.who} was cancelled; got no complete result; expected to run to its "
+            "end; use stop() to drain it instead"
+        )
+        return self.fail(RunStoppedError(msg, generation=self.plan.generation), now)
+
+    def inspect(self, request: int, now: float) -> list[Effect]:
+        """Ask all workers for metrics and holdings; `Inspected(request)` answers."""
+        return self._ask(request, now)
+
+    def fail(self, error: TimelyError, now: float) -> list[Effect]:
+        """End the run with an error; a later one is noted on the first."""
+        if self.phase is RunPhase.ENDED or self.error is not None:
+            if self.error is not None and not isinstance(error, RunStoppedError):
+                self.error.add_note(f"then: {error}")
+            return []
+        self.error = error
+        if self.phase is RunPhase.WAITING:
+            return self._finish()
+        is_cancelled = isinstance(error, RunStoppedError)
+        effects = self._end("cancelled" if is_cancelled else "failed", now)
+        # A worker that is gone does not answer; nor may one that failed.
+        self._phase_deadline = now + self.plan.drop_timeout_s
+        return effects
+
+    # Building ----------------------------------------------------------------------
+
+    def _ready(self, message: Ready, now: float) -> list[Effect]:
+        if self.phase is not RunPhase.BUILDING:
+            return []
+        graph = self.plan.graph
+        if message.fingerprint != graph.fingerprint():
+            return self.fail(self._other_graph(message), now)
+        self._awaited.discard(message.worker)
+        if self._awaited:
+            return []
+        self.phase = RunPhase.RUNNING
+        self._phase_deadline = None
+        if self.plan.config.timeout_s is not None:
+            self._time_limit = now + self.plan.config.timeout_s
+        effects = [*self._to_all(Start(self.plan.generation)), Started(), *self._early]
+        self._early.clear()
+        return effects + (self.stop_sources() if self._is_stop_wanted else [])
+
+    def _other_graph(self, message: Ready) -> InvariantError:
+        difference = self.plan.graph.first_difference(message.description)
+        msg = (
+            f"{self.who}: worker {message.worker} built another graph; got "
+            f"{difference or message.fingerprint}; expected the driver's graph; a graph "
+            "must not depend on the worker that builds it"
+        )
+        return InvariantError(msg, worker=message.worker, difference=difference)
+
+    def _never_built(self) -> DeadlineError:
+        late = sorted(self._awaited)
+        doing = [f"worker {w}: {self._activities[w]}" for w in late if w in self._activities]
+        msg = (
+            f"{self.who} did not start; got no answer from workers {late}; expected them "
+            f"to build it within {self.plan.build_timeout_s:g} s"
+        )
+        error = DeadlineError(msg, workers=tuple(late))
+        for line in doing:
+            error.add_note(line)
+        return error
+
+    # Results -----------------------------------------------------------------------
+
+    def _emitted(self, message: Emitted) -> list[Effect]:
+        if message.tag == COLLECT_TAG:
+            self._collector.add(message.operator, message.shard, message.body)
+            return []
+        name = self.plan.graph.operators[message.operator].name
+        return [DriverMessage(name, message.shard, message.tag, message.body)]
+
+    # Inspection --------------------------------------------------------------------
+
+    def _ask(self, request: int, now: float) -> list[Effect]:
+        is_deployed = self.phase in (RunPhase.RUNNING, RunPhase.BUILDING)
+        inspection = _Inspection(
+            request,
+            now + self.plan.answer_timeout_s,
+            set(range(self.plan.num_workers)) if is_deployed else set(),
+            dict(self._metrics),
+            {},
+        )
+        self._inspections[request] = inspection
+        if not is_deployed:
+            return self._conclude(inspection)
+        return self._to_all(Inspect(self.plan.generation, request))
+
+    def _reported(self, worker: int, message: Report) -> list[Effect]:
+        inspection = self._inspections.get(message.request)
+        if inspection is None:
+            return []
+        inspection.metrics[worker] = message.metrics
+        inspection.holdings[worker] = message.holdings
+        return self._answer_without(worker, inspection)
+
+    def _answer_without(self, worker: int, inspection: _Inspection) -> list[Effect]:
+        inspection.awaited.discard(worker)
+        return [] if inspection.awaited else self._conclude(inspection)
+
+    def _conclude(self, inspection: _Inspection) -> list[Effect]:
+        if self._inspections.pop(inspection.request, None) is None:
+            return []
+        explanation = self._explain(inspection)
+        if inspection.request != LAST_WORD or self.phase is not RunPhase.RUNNING:
+            return [Inspected(inspection.request, inspection.metrics, explanation)]
+        msg = (
+            f"{self.who} is not complete; got {self.plan.config.timeout_s:g} s of time; "
+            "expected it to end by then; see what holds it back below, or allow more "
+            "with timeout_s"
+        )
+        error = DeadlineError(msg, explanation=str(explanation))
+        error.add_note(str(explanation))
+        return self.fail(error, inspection.deadline)
+
+    def _explain(self, inspection: _Inspection) -> StallReport:
+        if self.phase is not RunPhase.RUNNING:
+            return StallReport(f"{self.who} is {self.phase.value}")
+        unanswered = [
+            f"worker {worker}" + (f", {doing}" if doing else "")
+            for worker in sorted(inspection.awaited)
+            for doing in [self._activities.get(worker, "")]
+        ]
+        return explain(
+            self.plan.graph,
+            self._progress.tracker,
+            inspection.holdings,
+            who=self.who,
+            unanswered=unanswered,
+        )
+
+    # The end -----------------------------------------------------------------------
+
+    def _end(self, reason: str, now: float) -> list[Effect]:
+        self.phase = RunPhase.ENDING
+        self._awaited = set(range(self.plan.num_workers))
+        self._time_limit = None
+        # After a complete run workers first do what is left, e.g. a callback that
+        # follows the last frontier; a dead one is noticed as such.
+        self._phase_deadline = None
+        return self._to_all(Drop(self.plan.generation, reason))
+
+    def _answered(self, worker: int) -> list[Effect]:
+        self._awaited.discard(worker)
+        return self._end_if_answered()
+
+    def _end_if_answered(self) -> list[Effect]:
+        if self.phase is RunPhase.ENDING and not self._awaited:
+            return self._finish()
+        return []
+
+    def _finish(self) -> list[Effect]:
+        self.phase = RunPhase.ENDED
+        self._phase_deadline = self._time_limit = None
+        effects: list[Effect] = []
+        if self.error is None:
+            effects += self._progress.settle()
+            effects += self._collector.release()
+        for inspection in list(self._inspections.values()):
+            effects += self._conclude(inspection)
+        return [*effects, Ended(self.error, dict(self._metrics))]
+
+    def _to_all(self, message: object, lane: Lane = Lane.CONTROL) -> list[Effect]:
+        return [Send(worker, message, lane) for worker in range(self.plan.num_workers)]
