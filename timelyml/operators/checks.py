@@ -1,0 +1,62 @@
+"""Checks of arguments, made by the call that takes them.
+
+A wrong argument is reported where the user wrote it, not by a worker later.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from timelyml.errors import ConfigError, GraphError
+
+
+def check_callable(operator: str, argument: str, value: Any) -> None:
+    """Refuse `value` unless it can be called.
+
+    Raises:
+        GraphError: It cannot be called.
+    """
+    if not callable(value):
+        raise GraphError(
+            f"operator {operator!r} needs a function for {argument!r}; got {value!r}; "
+            f"expected a callable; pass the function itself, not its result",
+            operator=operator,
+            argument=argument,
+        )
+
+
+def check_optional_callable(operator: str, argument: str, value: Any) -> None:
+    """Refuse `value` unless it is None or can be called.
+
+    Raises:
+        GraphError: It is something else.
+    """
+    if value is not None:
+        check_callable(operator, argument, value)
+
+
+def check_count(operator: str, argument: str, value: Any, *, least: int = 1) -> None:
+    """Refuse `value` unless it is an integer of at least `least`.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(
+            f"operator {operator!r} has option {argument!r} out of range; got "
+            f"{value!r}; expected an integer of at least {least}; correct the option",
+            operator=operator,
+            option=argument,
+        )
+
+
+def check_optional_count(
+    operator: str, argument: str, value: Any, *, least: int = 1
+) -> None:
+    """Refuse `value` unless it is None or an integer of at least `least`.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    if value is not None:
+        check_count(operator, argument, value, least=least)
