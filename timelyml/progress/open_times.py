@@ -63,7 +63,9 @@ class OpenInts:
             return [(before, -1)]
         if before == TIME_LIMIT:
             return [(after, 1)]
-        return [(before, -1), (after, 1)]
+        if before < after:
+            return [(before, -1), (after, 1)]
+        return [(after, 1), (before, -1)]
 
     def _drop_markers(self) -> None:
         counts, heap = self.counts, self._heap

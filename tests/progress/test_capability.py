@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from timelyml.errors import CapabilityError, InvariantError
+from timelyml.progress import (
+    Capability,
+    CapabilityTable,
+    Holding,
+    Timestamp,
+    less_equal,
+)
+
+from .oracles import times
+
+
+class Ledger:
+    """Records what a table reports, net."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[int, Timestamp]] = Counter()
+
+    def record(self, location: int, time: Timestamp, delta: int) -> None:
+        self.counts[location, time] += delta
+
+    @property
+    def net(self) -> dict[tuple[int, Timestamp], int]:
+        return {stamp: count for stamp, count in self.counts.items() if count}
+
+
+def test_a_pointstamp_counts_once_however_many_hold_it() -> None:
+    ledger = Ledger()
+    table = CapabilityTable(ledger.record)
+    first = table.mint(3, 5, "a.py:1")
+    second = first.clone()
+    third = table.mint(3, 5, "b.py:2")
+    assert ledger.net == {(3, 5): 1}
+    first.release()
+    third.release()
+    assert ledger.net == {(3, 5): 1}
+    assert table.holds(3, 5)
+    second.release()
+    assert ledger.net == {}
+    assert table.is_empty
+
+
+def test_the_initial_capability_is_counted_already() -> None:
+    ledger = Ledger()
+    table = CapabilityTable(ledger.record)
+    initial = table.start(0, 0, "source 'x'")
+    assert ledger.net == {}
+    initial.downgrade(4)
+    assert ledger.net == {(0, 0): -1, (0, 4): 1}
+    initial.release()
+    assert ledger.net == {(0, 0): -1}
+    with pytest.raises(InvariantError, match="cannot start twice"):
+        table.start(0, 0, "source 'x'")
+
+
+def test_an_output_that_holds_its_minimum_cannot_start() -> None:
+    table = CapabilityTable(Ledger().record)
+    table.mint(0, 0, "somewhere")
+    with pytest.raises(InvariantError, match="cannot start twice"):
+        table.start(0, 0, "source 'x'")
+
+
+def test_a_capability_moves_only_to_later_times() -> None:
+    table = CapabilityTable(Ledger().record)
+    capability = table.mint(0, (2, 3), "map.py:7")
+    for earlier in [(2, 2), (1, 9), (3, 0)]:
+        with pytest.raises(CapabilityError, match=r"map.py:7 cannot be downgraded to"):
+            capability.downgrade(earlier)
+        with pytest.raises(
+            CapabilityError, match=r"map.py:7 cannot be delayed to"
+        ) as e:
+            capability.delayed(earlier)
+        assert e.value.requested == earlier  # type: ignore[attr-defined]
+    assert capability.time == (2, 3)
+    later = capability.delayed((2, 4))
+    assert (later.time, later.location, later.site) == ((2, 4), 0, "map.py:7")
+    capability.downgrade((5, 3))
+    assert [holding.time for holding in table.holdings()] == [(2, 4), (5, 3)]
+
+
+def test_a_released_capability_cannot_be_used() -> None:
+    table = CapabilityTable(Ledger().record)
+    capability = table.mint(0, 1, "map.py:7")
+    capability.release()
+    uses = {
+        "cloned": capability.clone,
+        "released": capability.release,
+        "delayed": lambda: capability.delayed(2),
+        "downgraded": lambda: capability.downgrade(2),
+        "entered": capability.__enter__,
+    }
+    for action, use in uses.items():
+        with pytest.raises(CapabilityError, match=f"map.py:7 cannot be {action}"):
+            use()
+    assert not capability.is_held
+    assert "released" in repr(capability)
+
+
+def test_a_with_block_releases_even_after_an_error_or_a_release() -> None:
+    ledger = Ledger()
+    table = CapabilityTable(ledger.record)
+    with pytest.raises(ZeroDivisionError), table.mint(0, 1, "x"):
+        raise ZeroDivisionError
+    with table.mint(0, 1, "x") as capability:
+        capability.release()
+    assert table.is_empty
+    assert ledger.net == {}
+
+
+def test_holdings_name_the_sites_of_creation() -> None:
+    table = CapabilityTable(Ledger().record)
+    table.mint(2, 7, "b.py:2")
+    table.mint(2, 7, "a.py:1").clone()
+    table.mint(1, (0, 3), "c.py:3")
+    assert table.holdings() == [
+        Holding(1, (0, 3), 1, ("c.py:3",)),
+        Holding(2, 7, 3, ("a.py:1", "b.py:2")),
+    ]
+
+
+actions = st.lists(
+    st.tuples(st.sampled_from(["mint", "clone", "delay", "down", "drop"]), times(1, 3)),
+    max_size=40,
+)
+
+
+@given(actions, st.randoms(use_true_random=False))
+def test_the_record_is_one_for_each_pointstamp_that_is_held(
+    script: list[tuple[str, Timestamp]], random: object
+) -> None:
+    ledger = Ledger()
+    table = CapabilityTable(ledger.record)
+    held: list[Capability] = []
+    for action, time in script:
+        if action == "mint" or not held:
+            held.append(table.mint(0, time, "site"))
+            continue
+        chosen = random.choice(held)  # type: ignore[attr-defined]  # random.Random
+        if action == "clone":
+            held.append(chosen.clone())
+        elif action == "drop":
+            chosen.release()
+            held.remove(chosen)
+        elif less_equal(chosen.time, time):
+            if action == "delay":
+                held.append(chosen.delayed(time))
+            else:
+                chosen.downgrade(time)
+        expected = {(0, capability.time): 1 for capability in held}
+        assert ledger.net == expected
+        assert {(h.location, h.time): 1 for h in table.holdings()} == expected
+        assert sum(h.count for h in table.holdings()) == len(held)
