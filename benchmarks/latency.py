@@ -1,0 +1,87 @@
+"""How long a barrier takes, and an epoch in which one record crosses.
+
+One worker in the calling process, and two worker processes in both progress modes,
+next to a bare ZeroMQ round trip between two processes. They take turns, so that a
+busy machine slows all of them; each ratio is the median of the rounds' own ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import median
+
+from benchmarks.bare import round_trips
+from benchmarks.pulse import pulse_graph
+from benchmarks.report import Report, percentile
+from timelyml.runtime import Cluster
+
+WARM_UP = 50  # the first epochs wait for the slowest worker to start
+BARE = "bare_round_trip"
+AIMS = {"epoch_2_processes_broadcast": 3.0, "epoch_2_processes_accumulator": 10.0}
+SENDERS = {"barrier": "none", "epoch": "first"}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure, and print a table or one JSON object."""
+    parser = argparse.ArgumentParser(prog="benchmarks latency", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=500, help="in each round")
+    options = parser.parse_args(argv)
+    rounds = measure(options.rounds, options.epochs)
+    report(rounds).show(as_json=options.json)
+    return 0
+
+
+def measure(num_rounds: int, num_epochs: int) -> list[dict[str, list[float]]]:
+    """Return, for each round, seconds by what was measured."""
+    rounds = []
+    with (
+        round_trips() as trips,
+        Cluster(workers=1, mode="inprocess") as alone,
+        Cluster(workers=2, mode="processes") as pair,
+    ):
+        trips.measure(WARM_UP)
+        for _ in range(num_rounds):
+            seconds = {BARE: trips.measure(num_epochs)}
+            for what in SENDERS:
+                seconds[f"{what}_1_worker"] = _pulse(alone, what, num_epochs)
+                for mode in ("broadcast", "accumulator"):
+                    name = f"{what}_2_processes_{mode}"
+                    seconds[name] = _pulse(pair, what, num_epochs, progress_mode=mode)
+            rounds.append(seconds)
+    return rounds
+
+
+def _pulse(cluster: Cluster, what: str, num_epochs: int, **config: str) -> list[float]:
+    graph = pulse_graph(num_epochs=WARM_UP + num_epochs, senders=SENDERS[what])
+    result = cluster.run(graph, **config)
+    return [sample for _, seconds in result["seconds"] for sample in seconds[WARM_UP:]]
+
+
+def report(rounds: Sequence[dict[str, list[float]]]) -> Report:
+    """Sum the rounds up: medians of the rounds' percentiles, and of their ratios."""
+    p50 = defaultdict(list)
+    p99 = defaultdict(list)
+    ratios = defaultdict(list)
+    for seconds in rounds:
+        bare = percentile(seconds[BARE], 50)
+        for name, samples in seconds.items():
+            p50[name].append(percentile(samples, 50))
+            p99[name].append(percentile(samples, 99))
+            ratios[name].append(percentile(samples, 50) / bare)
+    table = Report("Closing an epoch, beside a bare ZeroMQ round trip (ipc)")
+    for name in p50:
+        ratio, aim = median(ratios[name]), AIMS.get(name)
+        table.add(
+            f"{name}_p50_us",
+            median(p50[name]) * 1e6,
+            "us",
+            target="" if aim is None else f"within {aim:g} x bare",
+            is_met=None if aim is None else ratio <= aim,
+            p99_us=median(p99[name]) * 1e6,
+            ratio_to_bare=ratio,
+        )
+    return table
