@@ -217,11 +217,34 @@ def test_an_operator_without_inputs_must_be_a_source():
         GraphBuilder("flow").add_operator("a", "map")
 
 
+def test_a_sink_has_an_output_that_nobody_reads():
+    builder = GraphBuilder("flow")
+    inputs = [InputSpec(source(builder))]
+    assert builder.add_operator("out", "sink", inputs=inputs, num_outputs=0) == ()
+    graph = builder.build()
+    assert graph.operator_named("out").num_outputs == 1
+    assert graph.operator_named("out").summaries == (((Summary.identity(0),),),)
+    assert graph.channels_from(1) == ()
+
+
 def test_summaries_of_an_operator_are_its_minimal_ones():
     builder = GraphBuilder("flow")
     later, now = Summary.advance(0, by=2), Summary.identity(0)
     unary(source(builder), "a", summaries=[[[later, now, later]]])
     assert builder.build().operator_named("a").summaries == (((now,),),)
+
+
+def test_an_operator_may_do_one_of_several_things_to_time():
+    builder = GraphBuilder("flow")
+    entered = builder.enter(source(builder), builder.scope("loop"))
+    effects = [Summary(2, (0, 3)), Summary(2, (1, 0))]
+    unary(entered, "a", summaries=[[effects]])
+    graph = builder.build()
+    assert graph.operator_named("a").summaries == ((tuple(effects),),)
+    ways = graph.reachability().minimal_summaries(
+        graph.location_of_input(1), graph.location_of_output(1)
+    )
+    assert sorted(way.results_in((5, 5)) for way in ways.elements) == [(5, 8), (6, 5)]
 
 
 def test_an_input_may_be_disconnected_from_an_output():

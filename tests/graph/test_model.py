@@ -24,11 +24,12 @@ def test_locations_number_inputs_then_outputs_of_each_operator():
     left, right = builder.add_operator("two", "source", is_source=True, num_outputs=2)
     sink(binary(left, right, "merge"))
     graph = builder.build()
-    assert graph.num_locations == 6
+    assert graph.num_locations == 7
     assert [graph.location_of_output(0, port) for port in (0, 1)] == [0, 1]
     assert [graph.location_of_input(1, port) for port in (0, 1)] == [2, 3]
     assert graph.location_of_output(1) == 4
     assert graph.location_of_input(2) == 5
+    assert graph.location_of_output(2) == 6  # a sink holds times open there
 
 
 @given(graphs())
@@ -56,12 +57,12 @@ def test_a_port_or_location_that_does_not_exist_is_refused():
     graph = word_count()
     with pytest.raises(GraphError, match="'lines' has no such input; got 0"):
         graph.location_of_input(0)
-    with pytest.raises(GraphError, match="'out' has no such output; got 0"):
-        graph.location_of_output(3)
+    with pytest.raises(GraphError, match="'out' has no such output; got 1"):
+        graph.location_of_output(3, 1)
     with pytest.raises(GraphError, match="'split' has no such output; got -1"):
         graph.location_of_output(1, -1)
-    with pytest.raises(GraphError, match="no such location; got 6"):
-        graph.port_of(6)
+    with pytest.raises(GraphError, match="no such location; got 7"):
+        graph.port_of(7)
 
 
 def test_an_operator_is_found_by_name():

@@ -29,7 +29,7 @@ def test_a_description_has_a_line_an_operator():
         0 lines: source; 64 shards; 0 in, 1 out; source
         1 split: flat_map; 64 shards; 1 in, 1 out; in0 <- lines.out0 by pipeline
         2 count: fold; 64 shards; 1 in, 1 out; states state; in0 <- split.out0 by exchange by key
-        3 out: sink; 64 shards; 1 in, 0 out; in0 <- count.out0 by pipeline
+        3 out: sink; 64 shards; 1 in, 1 out; in0 <- count.out0 by pipeline
         """
     )
 
@@ -42,7 +42,7 @@ def test_a_description_names_scopes_and_what_channels_do_to_time():
         0 lines: source; 1 shard; 0 in, 1 out; source
         1 merge: concat; 1 shard; in scope loop; 2 in, 1 out; in0 <- lines.out0 by pipeline at (e, 0); in1 <- step.out0 by pipeline at (e, i1+1), cyclic
         2 step: map; 1 shard; in scope loop; 1 in, 1 out; in0 <- merge.out0 by pipeline, cyclic
-        3 out: sink; 1 shard; 1 in, 0 out; in0 <- step.out0 by pipeline at (e)
+        3 out: sink; 1 shard; 1 in, 1 out; in0 <- step.out0 by pipeline at (e)
         """
     )
 
