@@ -169,16 +169,19 @@ class GraphBuilder:
             is_source=is_source,
             placement=placement,
         )
+        self._add(spec, inputs)
+        return tuple(self._output(spec, port) for port in range(num_outputs))
+
+    def _add(self, spec: OperatorSpec, inputs: Sequence[InputSpec]) -> None:
         check_operator(spec)
         for each in inputs:
             if each.stream.loop is None:  # else once it is connected
                 check_edge(each.pact, self._operators[each.stream.operator], spec)
-        self._operator_names.add(name, kind)
+        self._operator_names.add(spec.name, spec.kind)
         self._operators.append(spec)
         self._wires += [
             (each, PortRef(spec.index, port)) for port, each in enumerate(inputs)
         ]
-        return tuple(self._output(spec, port) for port in range(num_outputs))
 
     # Scopes --------------------------------------------------------------------------
 
