@@ -70,9 +70,9 @@ def _instance_of_both(
     user_type = type(cause)
     names = {"__module__": user_type.__module__, "__qualname__": user_type.__qualname__}
     try:
-        both = type(user_type.__name__, (OperatorFailureError, user_type), names)
-        error = both.__new__(both, message)
-        OperatorFailureError.__init__(error, message, **values)
+        both: Any = type(user_type.__name__, (OperatorFailureError, user_type), names)
+        error: OperatorError = both.__new__(both, message)
+        both.__init__(error, message, **values)
         _ = str(error), repr(error)
     except Exception:  # noqa: BLE001 - a type that cannot be combined: layout, __new__
         return OperatorFailureError(message, **values)

@@ -31,6 +31,7 @@ from timelyml.runtime.effects import (
     Started,
 )
 from timelyml.runtime.failure import unpack_error
+from timelyml.runtime.inspections import Inspection, Inspections
 from timelyml.runtime.messages import (
     Deploy,
     Drop,
@@ -46,7 +47,7 @@ from timelyml.runtime.messages import (
     StopSources,
 )
 from timelyml.runtime.release import Collector
-from timelyml.runtime.stall import Holdings, StallReport, explain
+from timelyml.runtime.stall import StallReport, explain
 
 COLLECT_TAG = "collect"
 LAST_WORD = 0  # the request that a run makes itself when it is out of time
@@ -76,17 +77,6 @@ class RunPlan:
     drop_timeout_s: float = 2.0
 
 
-@dataclass(slots=True)
-class _Inspection:
-    """A question put to all workers, and the answers so far."""
-
-    request: int
-    deadline: float
-    awaited: set[int]
-    metrics: dict[int, dict[str, Any]]
-    holdings: dict[int, Holdings]
-
-
 class RunState:
     """Decides everything about one run; knows no clock, no thread and no socket."""
 
@@ -103,7 +93,7 @@ class RunState:
         self._metrics: dict[int, dict[str, Any]] = {}
         self._phase_deadline: float | None = None
         self._time_limit: float | None = None
-        self._inspections: dict[int, _Inspection] = {}
+        self._inspections = Inspections()
         # What the driver asked for before data could flow.
         self._early: list[Send] = []
         self._is_stop_wanted = False
@@ -125,34 +115,36 @@ class RunState:
 
     def handle(self, worker: int, message: object, now: float) -> list[Effect]:
         """Take a message of this generation from a worker."""
+        effects: list[Effect] = []
         match message:
             case ProgressMessage():
                 self._progress.accept(message.batch)
             case Emitted():
-                return self._emitted(message)
+                effects = self._emitted(message)
             case Ready():
-                return self._ready(message, now)
+                effects = self._ready(message, now)
             case Failed():
-                return self.fail(unpack_error(message.error), now)
+                effects = self.fail(unpack_error(message.error), now)
             case Dropped():
                 self._metrics[worker] = message.metrics
-                return self._answered(worker)
+                self._awaited.discard(worker)
+                effects = self._end_if_answered()
             case Report():
-                return self._reported(worker, message)
+                effects = self._conclude(self._inspections.report(worker, message), now)
             case _:
                 kind = type(message).__name__
                 error = InvariantError(f"{self.who}: worker {worker} sent a {kind}")
-                return self.fail(error, now)
-        return []
+                effects = self.fail(error, now)
+        return effects
 
-    def settle(self, now: float) -> list[Effect]:
+    def settle(self) -> list[Effect]:
         """Apply all progress that came in, then say what follows from it."""
         effects: list[Effect] = list(self._progress.settle())
         if self.phase not in (RunPhase.RUNNING, RunPhase.ENDING):
             return effects
         effects += self._collector.release()
         if self.phase is RunPhase.RUNNING and self._progress.tracker.is_empty():
-            effects += self._end("complete", now)
+            effects += self._end("complete")
         return effects
 
     def lose(self, worker: int, error: TimelyError, now: float) -> list[Effect]:
@@ -160,16 +152,12 @@ class RunState:
         is_missed = self.phase is not RunPhase.ENDING or worker in self._awaited
         self._awaited.discard(worker)
         effects = self.fail(error, now) if is_missed else []
-        for inspection in list(self._inspections.values()):
-            effects += self._answer_without(worker, inspection)
+        effects += self._conclude(self._inspections.lose(worker), now)
         return effects + self._end_if_answered()
 
     def tick(self, now: float) -> list[Effect]:
         """Act on every deadline that has passed."""
-        effects: list[Effect] = []
-        for inspection in list(self._inspections.values()):
-            if now >= inspection.deadline:
-                effects += self._conclude(inspection)
+        effects = self._conclude(self._inspections.expired(now), now)
         if self._time_limit is not None and now >= self._time_limit:
             self._time_limit = None
             effects += self._ask(LAST_WORD, now)
@@ -183,9 +171,12 @@ class RunState:
 
     def next_deadline(self) -> float | None:
         """When `tick` has to be called, if ever."""
-        times = [inspection.deadline for inspection in self._inspections.values()]
-        times += [t for t in (self._time_limit, self._phase_deadline) if t is not None]
-        return min(times, default=None)
+        times = (
+            self._inspections.next_deadline(),
+            self._time_limit,
+            self._phase_deadline,
+        )
+        return min((t for t in times if t is not None), default=None)
 
     # From the driver ---------------------------------------------------------------
 
@@ -234,8 +225,9 @@ class RunState:
         if self.phase is RunPhase.WAITING:
             return self._finish()
         is_cancelled = isinstance(error, RunStoppedError)
-        effects = self._end("cancelled" if is_cancelled else "failed", now)
+        effects = self._end("cancelled" if is_cancelled else "failed")
         # A worker that is gone does not answer; nor may one that failed.
+        self._time_limit = None
         self._phase_deadline = now + self.plan.drop_timeout_s
         return effects
 
@@ -269,14 +261,12 @@ class RunState:
 
     def _never_built(self) -> DeadlineError:
         late = sorted(self._awaited)
-        doing = [f"worker {w}: {self._activities[w]}" for w in late if w in self._activities]
         msg = (
             f"{self.who} did not start; got no answer from workers {late}; expected them "
             f"to build it within {self.plan.build_timeout_s:g} s"
         )
         error = DeadlineError(msg, workers=tuple(late))
-        for line in doing:
-            error.add_note(line)
+        error.add_note("waiting for " + "; ".join(map(self._doing, late)))
         return error
 
     # Results -----------------------------------------------------------------------
@@ -291,37 +281,27 @@ class RunState:
     # Inspection --------------------------------------------------------------------
 
     def _ask(self, request: int, now: float) -> list[Effect]:
-        is_deployed = self.phase in (RunPhase.RUNNING, RunPhase.BUILDING)
-        inspection = _Inspection(
-            request,
-            now + self.plan.answer_timeout_s,
-            set(range(self.plan.num_workers)) if is_deployed else set(),
-            dict(self._metrics),
-            {},
-        )
-        self._inspections[request] = inspection
+        is_deployed = self.phase in (RunPhase.BUILDING, RunPhase.RUNNING)
+        workers = range(self.plan.num_workers) if is_deployed else ()
+        self._inspections.ask(request, now + self.plan.answer_timeout_s, workers)
         if not is_deployed:
-            return self._conclude(inspection)
+            return self._conclude(self._inspections.answered(), now)
         return self._to_all(Inspect(self.plan.generation, request))
 
-    def _reported(self, worker: int, message: Report) -> list[Effect]:
-        inspection = self._inspections.get(message.request)
-        if inspection is None:
-            return []
-        inspection.metrics[worker] = message.metrics
-        inspection.holdings[worker] = message.holdings
-        return self._answer_without(worker, inspection)
+    def _conclude(self, inspections: list[Inspection], now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for inspection in inspections:
+            explanation = self._explain(inspection)
+            if inspection.request == LAST_WORD:
+                effects += self._run_out_of_time(explanation, now)
+            else:
+                metrics = {**self._metrics, **inspection.metrics}
+                effects.append(Inspected(inspection.request, metrics, explanation))
+        return effects
 
-    def _answer_without(self, worker: int, inspection: _Inspection) -> list[Effect]:
-        inspection.awaited.discard(worker)
-        return [] if inspection.awaited else self._conclude(inspection)
-
-    def _conclude(self, inspection: _Inspection) -> list[Effect]:
-        if self._inspections.pop(inspection.request, None) is None:
+    def _run_out_of_time(self, explanation: StallReport, now: float) -> list[Effect]:
+        if self.phase is RunPhase.ENDED:
             return []
-        explanation = self._explain(inspection)
-        if inspection.request != LAST_WORD or self.phase is not RunPhase.RUNNING:
-            return [Inspected(inspection.request, inspection.metrics, explanation)]
         msg = (
             f"{self.who} is not complete; got {self.plan.config.timeout_s:g} s of time; "
             "expected it to end by then; see what holds it back below, or allow more "
@@ -329,38 +309,34 @@ class RunState:
         )
         error = DeadlineError(msg, explanation=str(explanation))
         error.add_note(str(explanation))
-        return self.fail(error, inspection.deadline)
+        return self.fail(error, now)
 
-    def _explain(self, inspection: _Inspection) -> StallReport:
+    def _explain(self, inspection: Inspection) -> StallReport:
         if self.phase is not RunPhase.RUNNING:
-            return StallReport(f"{self.who} is {self.phase.value}")
-        unanswered = [
-            f"worker {worker}" + (f", {doing}" if doing else "")
-            for worker in sorted(inspection.awaited)
-            for doing in [self._activities.get(worker, "")]
-        ]
+            late = tuple(self._doing(worker) for worker in sorted(self._awaited))
+            return StallReport(f"{self.who} is {self.phase.value}", (), late)
         return explain(
             self.plan.graph,
             self._progress.tracker,
             inspection.holdings,
             who=self.who,
-            unanswered=unanswered,
+            unanswered=[self._doing(worker) for worker in sorted(inspection.awaited)],
         )
+
+    def _doing(self, worker: int) -> str:
+        doing = self._activities.get(worker)
+        return f"worker {worker}, {doing}" if doing else f"worker {worker}"
 
     # The end -----------------------------------------------------------------------
 
-    def _end(self, reason: str, now: float) -> list[Effect]:
+    def _end(self, reason: str) -> list[Effect]:
         self.phase = RunPhase.ENDING
         self._awaited = set(range(self.plan.num_workers))
-        self._time_limit = None
         # After a complete run workers first do what is left, e.g. a callback that
-        # follows the last frontier; a dead one is noticed as such.
+        # follows the last frontier; a dead one is noticed as such, and the run's time
+        # limit still holds.
         self._phase_deadline = None
         return self._to_all(Drop(self.plan.generation, reason))
-
-    def _answered(self, worker: int) -> list[Effect]:
-        self._awaited.discard(worker)
-        return self._end_if_answered()
 
     def _end_if_answered(self) -> list[Effect]:
         if self.phase is RunPhase.ENDING and not self._awaited:
@@ -374,8 +350,7 @@ class RunState:
         if self.error is None:
             effects += self._progress.settle()
             effects += self._collector.release()
-        for inspection in list(self._inspections.values()):
-            effects += self._conclude(inspection)
+        effects += self._conclude(self._inspections.all(), 0.0)
         return [*effects, Ended(self.error, dict(self._metrics))]
 
     def _to_all(self, message: object, lane: Lane = Lane.CONTROL) -> list[Effect]:

@@ -13,14 +13,17 @@ import io
 import pickle
 import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
 
 from timelyml.errors import ShippingError
+from timelyml.exchange import Codec
 from timelyml.graph import Graph
 from timelyml.runtime.config import ShippedRun
 from timelyml.runtime.culprit import Culprit, find_culprit
+from timelyml.runtime.messages import MESSAGE_TYPES
 
 
 def ship(run: ShippedRun) -> bytes:
@@ -60,15 +63,25 @@ def unship(shipped: bytes) -> ShippedRun:
     return run
 
 
-def dumps(value: object) -> bytes:
-    """Pickle any object, by value where a worker could not import its code."""
+def dumps(
+    value: object, buffer_callback: Callable[[pickle.PickleBuffer], bool] | None = None
+) -> bytes:
+    """Pickle any object, by value where a worker could not import its code.
+
+    Large buffers are offered to `buffer_callback` as `pickle.dumps` does.
+    """
     with io.BytesIO() as file:
-        pickler = _Pickler(file)
+        pickler = _Pickler(file, buffer_callback)
         try:
             pickler.dump(value)
         finally:
             pickler.unregister()
         return file.getvalue()
+
+
+def worker_codec() -> Codec:
+    """Return a codec for the messages between a driver and its own workers."""
+    return Codec(MESSAGE_TYPES, allow_pickle=True, dumps=dumps)
 
 
 def loads(data: bytes) -> Any:
@@ -79,8 +92,12 @@ def loads(data: bytes) -> Any:
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is untyped
     """Registers modules that workers cannot import, for as long as it pickles."""
 
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file)
+    def __init__(
+        self,
+        file: io.BytesIO,
+        buffer_callback: Callable[[pickle.PickleBuffer], bool] | None,
+    ) -> None:
+        super().__init__(file, buffer_callback=buffer_callback)
         self._registered: list[types.ModuleType] = []
 
     def reducer_override(self, obj: Any) -> Any:

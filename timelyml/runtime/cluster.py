@@ -1,0 +1,317 @@
+"""Clusters: workers that outlive runs, in this process or in others.
+
+The options say where workers live; everything else is the same. A session, one set
+of workers with its controller, is started when it is first needed and replaced as
+a whole when a worker is lost.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from timelyml.errors import ConfigError, RunStoppedError
+from timelyml.exchange import CONTROLLER, InProcessHub
+from timelyml.graph import Graph
+from timelyml.runtime.config import RunConfig, ShippedRun
+from timelyml.runtime.controller import Controller
+from timelyml.runtime.controller_progress import INPUT_KIND
+from timelyml.runtime.launch import InlineEndpoint, InlineLauncher, ThreadLauncher
+from timelyml.runtime.process_session import ProcessOptions, process_session
+from timelyml.runtime.record import OnMessage, RunRecord
+from timelyml.runtime.result import Result
+from timelyml.runtime.run import Run, RunIdentity
+from timelyml.runtime.run_state import RunPlan
+from timelyml.runtime.session import Session
+from timelyml.runtime.shipping import ship
+from timelyml.runtime.signals import Interrupts
+
+Mode = Literal["inline", "threads", "processes"]
+MODES = ("inline", "threads", "processes")
+TRANSPORTS = ("ipc", "tcp")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """Where the workers of a cluster live, and how long to wait for them.
+
+    Attributes:
+        workers: How many.
+        mode: `processes` on this machine; `threads` of this process, for work that
+            releases the interpreter's lock; `inline`, one worker in the caller's turn.
+        transport: Between processes: `ipc` (sockets private to the user) or `tcp`
+            (loopback, encrypted).
+        startup_timeout_s: By then every worker has come.
+        heartbeat_timeout_s: Silence after which a worker process is given up.
+        environment: Variables of worker processes, on top of the usual ones.
+        num_devices: Virtual devices that JAX shows in each worker process.
+    """
+
+    workers: int = 4
+    mode: Mode = "processes"
+    transport: Literal["ipc", "tcp"] = "ipc"
+    startup_timeout_s: float = 60.0
+    heartbeat_timeout_s: float = 10.0
+    environment: Mapping[str, str] | None = None
+    num_devices: int = 1
+
+    def __post_init__(self) -> None:
+        _check_choice("mode", self.mode, MODES)
+        _check_choice("transport", self.transport, TRANSPORTS)
+        if not isinstance(self.workers, int) or self.workers < 1:
+            raise _out_of_range("workers", self.workers, "an integer of at least 1")
+        if self.mode == "inline" and self.workers != 1:
+            raise _out_of_range("workers", self.workers, "1 where mode is 'inline'")
+        for option in ("startup_timeout_s", "heartbeat_timeout_s"):
+            value = getattr(self, option)
+            if not value > 0:
+                raise _out_of_range(option, value, "a number of seconds above 0")
+
+
+class Cluster:
+    """Workers that run many dataflows, in turn and side by side.
+
+    A context manager: workers are started on entry and ended on exit. Takes the
+    options of `ClusterOptions`.
+    """
+
+    def __init__(self, workers: int = 4, **options: Any) -> None:
+        self.options = ClusterOptions(workers=workers, **options)
+        self._generations = itertools.count(1)
+        self._lock = threading.Lock()
+        self._session: Session | None = None
+        self._finalizer: weakref.finalize[..., Any] | None = None
+        self._is_closed = False
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers the cluster has."""
+        return self.options.workers
+
+    def start(
+        self, graph: Graph, *, on_message: OnMessage | None = None, **config: Any
+    ) -> Run:
+        """Start a dataflow and return its handle at once.
+
+        Args:
+            graph: What to run.
+            on_message: Called with (operator, shard, tag, body) for what operators
+                send to the driver; in the controller's thread, so it must be quick.
+            config: Options of `RunConfig`.
+
+        Raises:
+            ShippingError: Something in the graph cannot be shipped to workers.
+            ConfigError: An option is unknown or has a value that cannot work.
+            PlacementError: A shard is placed on a worker that does not exist.
+        """
+        return self._start(graph, on_message, config)
+
+    def run(
+        self, graph: Graph, *, on_message: OnMessage | None = None, **config: Any
+    ) -> Result:
+        """Run a dataflow to its end and return what it collected.
+
+        Nothing can be sent to inputs, so they are closed at once. An inline cluster
+        runs it in the calling thread, where a debugger can follow. In the main
+        thread SIGINT and SIGTERM let it drain first, then end the program as usual;
+        a second signal gives it up at once.
+
+        Raises:
+            TimelyError: As `start`; or the run failed, see `Run.result`.
+        """
+        session = self._usable_session()
+        is_caller_driven = self.options.mode == "inline" and not session.has_thread
+        run = self._start(graph, on_message, config, is_caller_driven=is_caller_driven)
+        for spec in graph.operators:
+            if spec.kind == INPUT_KIND:
+                run.input(spec.name).close()
+        with Interrupts(terminate=True) as interrupts:
+            if is_caller_driven:
+                return _drive_in_caller(session, run, interrupts)
+            return run.wait(interrupts)
+
+    def close(self) -> None:
+        """End every run and every worker; closing twice changes nothing."""
+        with self._lock:
+            self._is_closed = True
+            finalizer, self._finalizer = self._finalizer, None
+        if finalizer is not None:
+            finalizer()
+
+    def __enter__(self) -> Self:
+        self._usable_session()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Cluster of {self.options.workers} workers, {self.options.mode}>"
+
+    # Inside --------------------------------------------------------------------------
+
+    def _start(
+        self,
+        graph: Graph,
+        on_message: OnMessage | None,
+        config: Mapping[str, Any],
+        *,
+        is_caller_driven: bool = False,
+        is_only_run: bool = False,
+    ) -> Run:
+        run_config = make_config(config)
+        resolved = graph.resolve(self.options.workers)
+        shipped = ship(ShippedRun(resolved, run_config))
+        session = self._usable_session()
+        generation = next(self._generations)
+        record = RunRecord(
+            resolved,
+            on_message=on_message,
+            on_listener_error=lambda error: controller.ask(
+                generation, lambda run, now: run.fail(error, now)
+            ),
+            on_end=session.request_close if is_only_run else None,
+        )
+        controller = session.controller
+        identity = RunIdentity(generation, resolved, run_config)
+        run = Run(
+            identity, controller, record, settle=self.close if is_only_run else None
+        )
+        plan = RunPlan(
+            generation,
+            resolved,
+            run_config,
+            shipped,
+            self.options.workers,
+            build_timeout_s=self.options.startup_timeout_s,
+        )
+        controller.submit(plan, record.apply)
+        if not is_caller_driven:
+            session.start_thread()
+        return run
+
+    def _usable_session(self) -> Session:
+        with self._lock:
+            if self._is_closed:
+                msg = "the cluster is closed; got a run to start; make another cluster"
+                raise RunStoppedError(msg)
+            if self._session is None or not self._session.is_usable:
+                if self._finalizer is not None:
+                    self._finalizer()
+                self._session = self._new_session()
+                # Also when the program ends without close(); holds no cluster.
+                self._finalizer = weakref.finalize(self, self._session.close)
+            return self._session
+
+    def _new_session(self) -> Session:
+        options = self.options
+        if options.mode == "processes":
+            session = process_session(
+                ProcessOptions(
+                    options.workers,
+                    options.transport,
+                    options.startup_timeout_s,
+                    options.heartbeat_timeout_s,
+                    options.environment,
+                    options.num_devices,
+                )
+            )
+            session.start_thread()  # workers come and go while nobody asks
+            return session
+        return _local_session(options)
+
+
+def run_graph(
+    graph: Graph,
+    *,
+    workers: int | None = None,
+    on_message: OnMessage | None = None,
+    cluster: Mapping[str, Any] | None = None,
+    **config: Any,
+) -> Result:
+    """Run a dataflow on a cluster of its own: inline, or on `workers` processes."""
+    with _own_cluster(workers, cluster or {}) as own:
+        return own.run(graph, on_message=on_message, **config)
+
+
+def start_graph(
+    graph: Graph,
+    *,
+    workers: int | None = None,
+    on_message: OnMessage | None = None,
+    cluster: Mapping[str, Any] | None = None,
+    **config: Any,
+) -> Run:
+    """Start a dataflow on a cluster of its own, which ends with it."""
+    own = _own_cluster(workers, cluster or {})
+    try:
+        return own._start(graph, on_message, config, is_only_run=True)  # noqa: SLF001
+    except BaseException:
+        own.close()
+        raise
+
+
+def make_config(options: Mapping[str, Any]) -> RunConfig:
+    """Return the configuration of a run.
+
+    Raises:
+        ConfigError: An option is unknown or has a value that cannot work.
+    """
+    known = [field.name for field in dataclasses.fields(RunConfig)]
+    for option in options:
+        if option not in known:
+            msg = f"a run has no option {option!r}; expected one of {known}"
+            raise ConfigError(msg, option=option)
+    return RunConfig(**options)
+
+
+def _own_cluster(workers: int | None, options: Mapping[str, Any]) -> Cluster:
+    if workers is None:
+        return Cluster(1, **{"mode": "inline", **options})
+    return Cluster(workers, **options)
+
+
+def _local_session(options: ClusterOptions) -> Session:
+    hub = InProcessHub()
+    transport = hub.transport(CONTROLLER)
+    controller = Controller(
+        transport,
+        options.workers,
+        clock=time.monotonic,
+        startup_timeout_s=options.startup_timeout_s,
+    )
+    if options.mode == "threads":
+        launcher = ThreadLauncher(hub, options.workers)
+        return Session(controller, transport, launcher, controller)
+    inline = InlineLauncher(hub)
+    return Session(controller, transport, inline, InlineEndpoint(controller, inline))
+
+
+def _drive_in_caller(session: Session, run: Run, interrupts: Interrupts) -> Result:
+    """Run in the calling thread; a signal drains, a second one gives up."""
+    try:
+        session.drive_until(lambda: run.done() or interrupts.was_interrupted)
+        if not run.done() and session.is_usable:
+            run.request_stop()
+            session.drive_until(run.done)
+    except BaseException:
+        run.request_cancel()
+        session.drive_until(run.done)
+        raise
+    return run.conclude(interrupts, None, is_in_time=True)
+
+
+def _check_choice(option: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise _out_of_range(option, value, f"one of {choices}")
+
+
+def _out_of_range(option: str, value: object, rule: str) -> ConfigError:
+    msg = f"option {option!r} cannot work; got {value!r}; expected {rule}"
+    return ConfigError(msg, option=option, value=value)

@@ -1,0 +1,313 @@
+"""The controller: it knows the workers of one session and the runs on them.
+
+Like the worker it is a reactor around a transport, driven by `step`: it has no
+thread, no process and no clock of its own, so that the simulator drives this very
+class. Handles reach it from other threads through `post` and `ask` only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from timelyml.errors import (
+    PeerError,
+    PeerLostError,
+    RunStoppedError,
+    TimelyError,
+)
+from timelyml.exchange import Endpoint, LinkFailure, Transport
+from timelyml.runtime.effects import Effect, Ended, Send
+from timelyml.runtime.failure import unpack_error
+from timelyml.runtime.membership import Membership, Phase
+from timelyml.runtime.messages import (
+    HANDSHAKE,
+    Connect,
+    Connected,
+    Failed,
+    Heartbeat,
+    Hello,
+    ProgressMessage,
+    Shutdown,
+)
+from timelyml.runtime.run_state import RunPhase, RunPlan, RunState
+
+MEMBERSHIP_CHECK_S = 1.0
+# A dead worker shows first by its links; how it died is known a moment later.
+SUSPICION_S = 1.0
+
+Observer = Callable[[Effect], None]
+"""Told everything about one run, in order; runs in the controller's thread."""
+
+
+class Connectable(Protocol):
+    """A transport whose peers have addresses."""
+
+    def connect(self, peer: int, endpoint: Endpoint) -> None:
+        """Open the way to a peer."""
+
+
+class Keeper(Protocol):
+    """Whoever started the workers, as far as the controller needs it."""
+
+    def stderr_tail(self, worker: int) -> str:
+        """Return the last lines that a worker wrote to stderr."""
+
+    def kill(self, worker: int) -> None:
+        """End a worker that was given up, so that it cannot wake up late."""
+
+
+class Controller:
+    """The controller of one session of a cluster.
+
+    Args:
+        transport: The controller's own; owned by whoever calls `step`.
+        num_workers: Fixed for the session.
+        clock: Monotonic seconds; injected, so that it can be simulated.
+        startup_timeout_s: By then every worker has come and connected.
+        heartbeat_timeout_s: Silence after which a worker is given up, or None.
+        keeper: Who can tell of the workers' processes and end them.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        num_workers: int,
+        *,
+        clock: Callable[[], float],
+        startup_timeout_s: float = 60.0,
+        heartbeat_timeout_s: float | None = None,
+        keeper: Keeper | None = None,
+    ) -> None:
+        self.num_workers = num_workers
+        self.is_stopped = False
+        self.num_stale = 0  # messages of runs that are over, or of nobody
+        self.membership = Membership(
+            num_workers, clock(), startup_timeout_s, heartbeat_timeout_s
+        )
+        self._transport = transport
+        self._clock = clock
+        self._keeper = keeper
+        self._runs: dict[int, tuple[RunState, Observer]] = {}
+        self._actions: deque[Callable[[], None]] = deque()
+        self._activities: dict[int, str] = {}
+        self._touched: set[int] = set()
+        self._checked = clock()
+        self._suspicions: list[tuple[float, Callable[[], None]]] = []
+
+    # From any thread ---------------------------------------------------------------
+
+    def post(self, action: Callable[[], None]) -> None:
+        """Run `action` in the next step, by the thread that drives the controller."""
+        self._actions.append(action)  # atomic
+        self._transport.wake()
+
+    def ask(
+        self, generation: int, event: Callable[[RunState, float], list[Effect]]
+    ) -> None:
+        """Let a run decide something in the next step; nothing if it is over."""
+        self.post(lambda: self._decide(generation, event))
+
+    def submit(self, plan: RunPlan, observer: Observer) -> None:
+        """Start a run in the next step; `observer` hears of it until `Ended`."""
+        self.post(lambda: self.start_run(plan, observer))
+
+    @property
+    def error(self) -> PeerError | None:
+        """Why no run can start on this session any more, if so."""
+        return self.membership.error
+
+    # The loop ----------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Do what can be done without waiting; True if anything was done."""
+        worked = self._run_actions()
+        incoming = self._transport.receive()
+        for peer, message in incoming:
+            self._handle(peer, message)
+        touched, self._touched = self._touched, set()
+        for generation in sorted(touched):
+            self._decide(generation, lambda run, _: run.settle())
+        now = self._clock()
+        for generation in list(self._runs):
+            deadline = self._runs[generation][0].next_deadline()
+            if deadline is not None and now >= deadline:
+                self._decide(generation, RunState.tick)
+                worked = True
+        while self._suspicions and now >= self._suspicions[0][0]:
+            self._suspicions.pop(0)[1]()
+            worked = True
+        # Signs of life may still be queued behind what was just received.
+        if not incoming or now - self._checked >= MEMBERSHIP_CHECK_S:
+            self._checked = now
+            for worker, what in self.membership.overdue(now):
+                self.lose_worker(worker, what)
+                worked = True
+        return worked or bool(incoming)
+
+    def next_deadline(self) -> float | None:
+        """The clock's time at which `step` has to be called again, if any."""
+        deadlines = [run.next_deadline() for run, _ in self._runs.values()]
+        deadlines.append(self.membership.next_deadline())
+        deadlines += [due for due, _ in self._suspicions[:1]]
+        return min((d for d in deadlines if d is not None), default=None)
+
+    # For the thread that drives it ---------------------------------------------------
+
+    def start_run(self, plan: RunPlan, observer: Observer) -> None:
+        """Start a run, or keep it until the workers are there."""
+        if self.membership.error is not None:
+            observer(Ended(self.membership.error))
+            return
+        if self.is_stopped:
+            observer(Ended(self._closed_error()))
+            return
+        self._runs[plan.generation] = (RunState(plan, self._activities), observer)
+        if self.membership.phase is Phase.READY:
+            self._decide(plan.generation, RunState.begin)
+
+    def heard(self, worker: int, activity: str, busy_s: float) -> None:
+        """Note a heartbeat."""
+        self.membership.heard(worker, self._clock(), activity)
+        self._activities[worker] = (
+            f"in {activity} for {busy_s:.1f} s" if busy_s >= 0.1 else activity
+        )
+
+    def heard_working(self, worker: int) -> None:
+        """Note that a worker uses its CPU, though it sends no heartbeat."""
+        self.membership.heard(worker, self._clock())
+
+    def lose_worker(self, worker: int, what: str) -> None:
+        """Give a worker up because of `what`; every run ends."""
+        if self.is_stopped or self.membership.members[worker].error is not None:
+            return
+        tail = self._keeper.stderr_tail(worker) if self._keeper is not None else ""
+        error = self.membership.lose(worker, what, stderr_tail=tail)
+        if self._keeper is not None:
+            self._keeper.kill(worker)
+        for generation in list(self._runs):
+            self._decide(generation, lambda run, now: run.lose(worker, error, now))
+
+    def shut_down(self) -> None:
+        """End every run and tell all workers to leave; `step` does no more."""
+        if self.is_stopped:
+            return
+        self.end_all(self._closed_error())
+        for worker in self.membership.living():
+            self._send(Send(worker, Shutdown()))
+        self.is_stopped = True
+
+    def end_all(self, error: TimelyError) -> None:
+        """Tell every observer that its run ended so, without asking the workers."""
+        for generation, (_, observer) in list(self._runs.items()):
+            del self._runs[generation]
+            observer(Ended(error))
+
+    # Inside --------------------------------------------------------------------------
+
+    def _run_actions(self) -> bool:
+        count = len(self._actions)
+        for _ in range(count):
+            self._actions.popleft()()
+        return count > 0
+
+    def _handle(self, peer: int, message: object) -> None:
+        if not 0 <= peer < self.num_workers:
+            self.num_stale += 1
+            return
+        match message:
+            case Hello():
+                self._on_hello(message)
+            case Connected():
+                if self.membership.connected(peer):
+                    for generation in list(self._runs):
+                        self._decide(generation, RunState.begin)
+            case Heartbeat():
+                self.heard(peer, message.activity, message.busy_s)
+            case LinkFailure():
+                what = f"has lost its link: {message.reason}"
+                self._suspect(lambda: self.lose_worker(peer, what))
+            case _:
+                self.membership.heard(peer, self._clock())
+                self._on_run_message(peer, message)
+
+    def _on_hello(self, message: Hello) -> None:
+        worker = message.worker
+        if message.version != HANDSHAKE:
+            what = f"speaks {message.version!r}; got it instead of {HANDSHAKE!r}"
+            self.lose_worker(worker, what)
+            return
+        if message.endpoint is not None:
+            transport: Connectable = self._transport
+            transport.connect(worker, message.endpoint)
+        is_complete = self.membership.hello(
+            worker, message.process_id, message.endpoint, self._clock()
+        )
+        if is_complete:
+            endpoints = tuple(member.endpoint for member in self.membership.members)
+            for index in range(self.num_workers):
+                self._send(Send(index, Connect(endpoints)))
+
+    def _on_run_message(self, peer: int, message: object) -> None:
+        if isinstance(message, ProgressMessage):
+            generation = message.batch.generation
+        else:
+            generation = getattr(message, "generation", -1)
+        if generation not in self._runs:
+            self.num_stale += 1
+            return
+        self._touched.add(generation)
+
+        def handle() -> None:
+            self._decide(generation, lambda run, now: run.handle(peer, message, now))
+
+        if isinstance(message, Failed) and isinstance(
+            unpack_error(message.error), PeerError
+        ):
+            self._suspect(handle)
+        else:
+            handle()
+
+    def _suspect(self, action: Callable[[], None]) -> None:
+        """Act at once, or after a moment in which a better explanation may come."""
+        if self._keeper is None:
+            action()
+        else:
+            self._suspicions.append((self._clock() + SUSPICION_S, action))
+
+    def _decide(
+        self, generation: int, event: Callable[[RunState, float], list[Effect]]
+    ) -> None:
+        found = self._runs.get(generation)
+        if found is None:
+            return
+        run, observer = found
+        now = self._clock()
+        try:
+            effects = event(run, now)
+        except TimelyError as error:  # a protocol error is the run's end, not ours
+            effects = run.fail(error, now)
+        if run.phase is RunPhase.ENDED:
+            self._runs.pop(generation, None)
+        for effect in effects:
+            if isinstance(effect, Send):
+                self._send(effect)
+            else:
+                observer(effect)
+
+    def _send(self, effect: Send) -> None:
+        if self.membership.members[effect.worker].error is not None:
+            return
+        try:
+            self._transport.send(effect.worker, effect.message, effect.lane)
+        except PeerLostError as error:
+            worker, what = effect.worker, f"cannot be reached: {error}"
+            self.post(lambda: self.lose_worker(worker, what))
+
+    def _closed_error(self) -> RunStoppedError:
+        msg = (
+            "the cluster was closed; got no complete result; expected it to stay open "
+            "until its runs are over; call result() before it closes"
+        )
+        return RunStoppedError(msg)

@@ -1,0 +1,127 @@
+"""The controller's side of progress: its tracker, and the accumulator.
+
+In broadcast mode the controller only watches what workers say to each other. In
+accumulator mode it merges their batches, and everybody, itself included, applies
+what it sends out.
+"""
+
+from __future__ import annotations
+
+from timelyml.graph import Graph
+from timelyml.progress import (
+    ProgressAccumulator,
+    ProgressBatch,
+    ProgressInbox,
+    Tracker,
+    epoch_of,
+)
+from timelyml.runtime.build import initial_counts
+from timelyml.runtime.config import ProgressMode
+from timelyml.runtime.effects import Effect, FrontierMoved, OldestEpochs, Send
+from timelyml.runtime.messages import ProgressMessage
+
+PROBE_KIND = "probe"
+INPUT_KIND = "input"
+
+
+class ControllerProgress:
+    """The progress of one run, as the controller knows it."""
+
+    def __init__(
+        self, graph: Graph, num_workers: int, generation: int, mode: ProgressMode
+    ) -> None:
+        self.tracker = Tracker(graph.reachability(), initial_counts(graph, num_workers))
+        self.tracker.propagate()
+        self._num_workers = num_workers
+        self._inbox: ProgressInbox | None = None
+        self._accumulator: ProgressAccumulator | None = None
+        if mode == "broadcast":
+            self._inbox = ProgressInbox(generation)
+        else:
+            self._accumulator = ProgressAccumulator(generation)
+        self._ready: list[ProgressBatch] = []
+        self._probes = {
+            graph.location_of_input(spec.index): spec.name
+            for spec in graph.operators
+            if spec.kind == PROBE_KIND
+        }
+        self._ends_of_inputs = {
+            spec.index: _ends_reached(graph, spec.index)
+            for spec in graph.operators
+            if spec.kind == INPUT_KIND
+        }
+        self._watched_ends = frozenset().union(*self._ends_of_inputs.values())
+
+    def accept(self, batch: ProgressBatch) -> None:
+        """Take a worker's batch; `settle` applies it.
+
+        Raises:
+            ProgressProtocolError: It is a duplicate or of another generation.
+        """
+        if self._accumulator is not None:
+            self._accumulator.accept(batch)
+        elif self._inbox is not None:
+            self._ready.extend(self._inbox.accept(batch))
+
+    def settle(self) -> list[Effect]:
+        """Apply what was accepted; in accumulator mode pass it on as well."""
+        effects: list[Effect] = []
+        moved: set[int] = set()
+        if self._ready:
+            ready, self._ready = self._ready, []
+            for batch in ready:
+                self.tracker.update_many(batch.changes)
+            moved.update(change[0] for change in self.tracker.propagate())
+        while self._accumulator is not None:
+            merged = self._accumulator.take(self.tracker)
+            if merged is None:
+                break
+            message = ProgressMessage(merged)
+            effects += [Send(worker, message) for worker in range(self._num_workers)]
+            self.tracker.update_many(merged.changes)
+            moved.update(change[0] for change in self.tracker.propagate())
+        return effects + self._observed(moved)
+
+    def oldest_epochs(self) -> dict[int, int | None]:
+        """By input operator, the oldest epoch unfinished at the ends it leads to."""
+        return {
+            operator: min(
+                (
+                    epoch_of(time)
+                    for location in ends
+                    for time in self.tracker.frontier(location).elements
+                ),
+                default=None,
+            )
+            for operator, ends in self._ends_of_inputs.items()
+        }
+
+    def _observed(self, moved: set[int]) -> list[Effect]:
+        effects: list[Effect] = [
+            FrontierMoved(
+                self._probes[location], tuple(self.tracker.frontier(location).elements)
+            )
+            for location in moved
+            if location in self._probes
+        ]
+        if moved & self._watched_ends:
+            effects.append(OldestEpochs(self.oldest_epochs()))
+        return effects
+
+
+def _ends_reached(graph: Graph, operator: int) -> frozenset[int]:
+    """The inputs at the graph's ends that an operator leads to."""
+    reached: set[int] = set()
+    fresh = [operator]
+    while fresh:
+        spec = graph.operators[fresh.pop()]
+        for port in range(spec.num_outputs):
+            for channel in graph.channels_from(spec.index, port):
+                if channel.target.operator not in reached:
+                    reached.add(channel.target.operator)
+                    fresh.append(channel.target.operator)
+    return frozenset(
+        location
+        for location in graph.terminal_inputs()
+        if graph.port_of(location).operator in reached
+    )

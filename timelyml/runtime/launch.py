@@ -1,0 +1,149 @@
+"""Launchers within this process: workers on threads, or in the caller's own turn.
+
+A launcher starts the workers of one session and ends them; whatever it learns of
+them it tells the controller. Worker processes are started by `launch_processes`.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Protocol
+
+from timelyml.exchange import CONTROLLER, InProcessHub, Transport
+from timelyml.runtime.controller import Controller
+from timelyml.runtime.loop import drive
+from timelyml.runtime.messages import HANDSHAKE, Hello
+from timelyml.runtime.shipping import worker_codec
+from timelyml.runtime.worker import Worker
+
+JOIN_TIMEOUT_S = 5.0
+
+
+class Launcher(Protocol):
+    """Whoever starts and ends the workers of a session."""
+
+    def start(self, controller: Controller) -> None:
+        """Start every worker; it is told to `controller` if one ends."""
+
+    def close(self) -> None:
+        """End every worker that has not left by itself; within seconds."""
+
+    def stderr_tail(self, worker: int) -> str:
+        """Return the last lines that a worker wrote to stderr."""
+
+    def kill(self, worker: int) -> None:
+        """End one worker at once, if that is possible."""
+
+
+def make_worker(index: int, transport: Transport, spill_directory: Path) -> Worker:
+    """Build a worker and let it say hello."""
+    endpoint = getattr(transport, "endpoint", None)
+    transport.send(CONTROLLER, Hello(index, os.getpid(), endpoint, HANDSHAKE))
+    return Worker(
+        index,
+        transport,
+        codec=worker_codec(),
+        clock=time.monotonic,
+        spill_directory=spill_directory,
+    )
+
+
+class ThreadLauncher:
+    """One thread per worker, in this process."""
+
+    def __init__(self, hub: InProcessHub, num_workers: int) -> None:
+        self._hub = hub
+        self._directory = tempfile.TemporaryDirectory(prefix="timelyml-")
+        self._threads: list[threading.Thread] = []
+        self._num_workers = num_workers
+
+    def start(self, controller: Controller) -> None:
+        """Start every worker's thread."""
+        for index in range(self._num_workers):
+            thread = threading.Thread(
+                target=self._serve,
+                args=(index, controller),
+                name=f"timelyml-worker-{index}",
+                daemon=True,
+            )
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, index: int, controller: Controller) -> None:
+        transport = self._hub.transport(index)
+        try:
+            worker = make_worker(index, transport, Path(self._directory.name))
+            drive(worker, transport, lambda: worker.is_stopped, time.monotonic)
+        except BaseException as error:  # noqa: BLE001 - the thread must not vanish
+            what = f"ended with {type(error).__name__}: {error}"
+            controller.post(lambda: controller.lose_worker(index, what))
+        finally:
+            transport.close()
+
+    def close(self) -> None:
+        """Wait for the threads; one that is stuck in user code is left behind."""
+        deadline = time.monotonic() + JOIN_TIMEOUT_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self._directory.cleanup()
+
+    def stderr_tail(self, worker: int) -> str:  # noqa: ARG002  see Launcher
+        """Return nothing: a thread shares the driver's stderr."""
+        return ""
+
+    def kill(self, worker: int) -> None:
+        """Do nothing: a thread cannot be ended from outside."""
+
+
+class InlineLauncher:
+    """One worker that takes turns with the controller, in the same thread."""
+
+    def __init__(self, hub: InProcessHub) -> None:
+        self._hub = hub
+        self._directory = tempfile.TemporaryDirectory(prefix="timelyml-")
+        self.worker: Worker | None = None
+
+    def start(self, controller: Controller) -> None:
+        """Build the worker; `InlineEndpoint` steps it."""
+        del controller
+        self.worker = make_worker(0, self._hub.transport(0), Path(self._directory.name))
+
+    def close(self) -> None:
+        """Let the worker leave."""
+        if self.worker is not None and not self.worker.is_stopped:
+            self.worker.step()  # it has been told to
+        self._hub.transport(0).close()
+        self._directory.cleanup()
+
+    def stderr_tail(self, worker: int) -> str:  # noqa: ARG002  see Launcher
+        """Return nothing: the worker is in this process."""
+        return ""
+
+    def kill(self, worker: int) -> None:
+        """Do nothing: the worker is in this process."""
+
+
+class InlineEndpoint:
+    """A controller and its only worker, stepped in turn by one thread."""
+
+    def __init__(self, controller: Controller, launcher: InlineLauncher) -> None:
+        self._controller = controller
+        self._launcher = launcher
+
+    def step(self) -> bool:
+        """Give both a turn; True if either did anything."""
+        worker = self._launcher.worker
+        worked = worker.step() if worker is not None else False
+        return self._controller.step() or worked
+
+    def next_deadline(self) -> float | None:
+        """Return the earlier deadline of the two."""
+        worker = self._launcher.worker
+        deadlines = [self._controller.next_deadline()]
+        if worker is not None:
+            deadlines.append(worker.next_deadline())
+        return min((d for d in deadlines if d is not None), default=None)

@@ -1,0 +1,320 @@
+"""The launcher of worker processes: fresh interpreters, watched by one thread.
+
+That thread starts them too: Linux ends a child when the thread that started it
+ends, so it has to be one that lives as long as they do. It reads their stderr and
+their signs of life, and learns of an exit as soon as it happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from timelyml.runtime.controller import Controller
+from timelyml.runtime.environment import worker_environment
+from timelyml.runtime.process import Boot
+
+POLL_S = 0.2
+LEAVE_TIMEOUT_S = 5.0
+TAIL_BYTES = 4096
+
+
+@dataclass(slots=True)
+class _Child:
+    """One worker process, as its parent sees it."""
+
+    worker: int
+    process: subprocess.Popen[bytes]
+    heartbeat_fd: int
+    exit_fd: int | None  # readable once it has exited, where the system has such
+    tail: bytearray = field(default_factory=bytearray)
+    unread: bytes = b""
+    is_gone: bool = False
+    cpu_s: float = 0.0
+    last_beat: float = 0.0
+
+
+class ProcessLauncher:
+    """Starts worker processes on this machine.
+
+    Args:
+        boots: What each worker is told; `heartbeat_fd` is filled in here.
+        environment: Variables that win over those that workers get otherwise.
+        num_devices: Virtual devices that JAX shows in each worker.
+    """
+
+    def __init__(
+        self,
+        boots: list[Callable[[int], Boot]],
+        *,
+        environment: Mapping[str, str] | None = None,
+        num_devices: int = 1,
+        cleanup: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._boots = boots
+        self._environment = worker_environment(
+            os.environ, num_devices=num_devices, overrides=environment
+        )
+        self._environment["PYTHONPATH"] = _python_path(self._environment)
+        self._cleanup = cleanup
+        self._children: dict[int, _Child] = {}
+        self._selector = selectors.DefaultSelector()
+        self._wake_out, self._wake_in = os.pipe()
+        self._selector.register(self._wake_out, selectors.EVENT_READ, None)
+        self._close_deadline: float | None = None
+        self._thread: threading.Thread | None = None
+
+    # Launcher --------------------------------------------------------------------------
+
+    def start(self, controller: Controller) -> None:
+        """Start the thread that starts the workers and watches them."""
+        self._thread = threading.Thread(
+            target=self._serve,
+            args=(controller,),
+            name="timelyml-launcher",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Wait for the workers to leave, kill those that stay, and clean up."""
+        self._close_deadline = time.monotonic() + LEAVE_TIMEOUT_S
+        if self._thread is not None:
+            self._wake()
+            self._thread.join(2 * LEAVE_TIMEOUT_S)
+        self._cleanup()
+
+    def stderr_tail(self, worker: int) -> str:
+        """Return the last lines that a worker wrote to stderr."""
+        child = self._children.get(worker)
+        return "" if child is None else bytes(child.tail).decode(errors="replace")
+
+    def kill(self, worker: int) -> None:
+        """End a worker at once; a stopped one too."""
+        child = self._children.get(worker)
+        if child is not None and not child.is_gone:
+            child.process.kill()
+
+    # The thread ------------------------------------------------------------------------
+
+    def _serve(self, controller: Controller) -> None:
+        try:
+            for worker, boot in enumerate(self._boots):
+                self._spawn(worker, boot, controller)
+            while not self._is_done():
+                self._turn(controller)
+        finally:
+            for child in self._children.values():
+                if child.process.poll() is None:
+                    child.process.kill()
+                    child.process.wait()
+                self._release(child)
+            self._selector.close()
+            os.close(self._wake_out)
+            os.close(self._wake_in)
+
+    def _is_done(self) -> bool:
+        if self._close_deadline is None:
+            return False
+        if time.monotonic() >= self._close_deadline:
+            for child in self._children.values():
+                child.process.kill()
+        return all(child.is_gone for child in self._children.values())
+
+    def _turn(self, controller: Controller) -> None:
+        for key, _ in self._selector.select(POLL_S):
+            if key.fd == self._wake_out:
+                os.read(self._wake_out, 4096)
+                continue
+            child, read = key.data
+            read(child, key.fd, controller)
+        now = time.monotonic()
+        for child in self._children.values():
+            if child.is_gone:
+                continue
+            if child.process.poll() is not None:
+                self._gone(child, controller)
+            elif now - child.last_beat > 2.0:
+                self._look_for_life(child, now, controller)
+
+    def _spawn(
+        self, worker: int, boot: Callable[[int], Boot], controller: Controller
+    ) -> None:
+        heartbeat_out, heartbeat_in = os.pipe()
+        os.set_blocking(heartbeat_in, False)
+        os.set_blocking(heartbeat_out, False)
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "timelyml.runtime.process"],
+                stdin=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=self._environment,
+                pass_fds=(heartbeat_in,),
+                start_new_session=True,  # signals of the terminal are for the driver
+                bufsize=0,
+            )
+        except OSError as error:
+            os.close(heartbeat_out)
+            what = f"could not be started: {error}"
+            controller.post(lambda: controller.lose_worker(worker, what))
+            return
+        finally:
+            os.close(heartbeat_in)
+        child = _Child(worker, process, heartbeat_out, _exit_fd(process.pid))
+        child.last_beat = time.monotonic()
+        self._children[worker] = child
+        self._watch(child)
+        line = boot(heartbeat_in).to_line()
+        assert process.stdin is not None  # noqa: S101 - for the type checker
+        with contextlib.suppress(BrokenPipeError):  # dead at once: its exit tells why
+            process.stdin.write(line)
+
+    def _watch(self, child: _Child) -> None:
+        stderr = child.process.stderr
+        assert stderr is not None  # noqa: S101 - for the type checker
+        os.set_blocking(stderr.fileno(), False)
+        watched: list[tuple[int, Any]] = [
+            (stderr.fileno(), self._read_stderr),
+            (child.heartbeat_fd, self._read_heartbeats),
+        ]
+        if child.exit_fd is not None:
+            watched.append((child.exit_fd, self._read_exit))
+        for fd, read in watched:
+            self._selector.register(fd, selectors.EVENT_READ, (child, read))
+
+    # What children tell ----------------------------------------------------------------
+
+    def _read_stderr(self, child: _Child, fd: int, _: Controller) -> None:
+        data = _read(fd)
+        if data is None:
+            return
+        if not data:
+            self._unregister(fd)
+            return
+        child.tail += data
+        del child.tail[:-TAIL_BYTES]
+        try:
+            sys.stderr.write(data.decode(errors="replace"))
+            sys.stderr.flush()
+        except (OSError, ValueError, AttributeError):
+            pass  # the driver's stderr is closed or replaced by something odd
+
+    def _read_heartbeats(self, child: _Child, fd: int, controller: Controller) -> None:
+        data = _read(fd)
+        if data is None:
+            return
+        if not data:
+            self._unregister(fd)
+            return
+        *lines, child.unread = (child.unread + data).split(b"\n")
+        if not lines:
+            return
+        child.last_beat = time.monotonic()
+        beat = json.loads(lines[-1])
+        worker, activity, busy_s = child.worker, beat["activity"], beat["busy_s"]
+        controller.post(lambda: controller.heard(worker, activity, busy_s))
+
+    def _read_exit(self, child: _Child, fd: int, controller: Controller) -> None:
+        self._unregister(fd)
+        child.process.wait()
+        self._gone(child, controller)
+
+    def _look_for_life(self, child: _Child, now: float, controller: Controller) -> None:
+        """A worker whose user code keeps the interpreter busy cannot beat; it works."""
+        cpu_s = _cpu_seconds(child.process.pid)
+        if cpu_s is None or cpu_s <= child.cpu_s:
+            return
+        is_first = child.cpu_s == 0.0
+        child.cpu_s, child.last_beat = cpu_s, now - 1.0  # look again in a second
+        if not is_first:
+            worker = child.worker
+            controller.post(lambda: controller.heard_working(worker))
+
+    def _gone(self, child: _Child, controller: Controller) -> None:
+        child.is_gone = True
+        if child.process.stderr is not None:
+            # what it said last; a grandchild may still hold the pipe, so not until EOF
+            self._read_stderr(child, child.process.stderr.fileno(), controller)
+        self._release(child)
+        if self._close_deadline is None:
+            worker, what = child.worker, _describe_exit(child.process.returncode)
+            controller.post(lambda: controller.lose_worker(worker, what))
+
+    def _release(self, child: _Child) -> None:
+        fds = [child.heartbeat_fd, child.exit_fd]
+        if child.process.stderr is not None and not child.process.stderr.closed:
+            self._unregister(child.process.stderr.fileno())
+            child.process.stderr.close()
+        for fd in fds:
+            if fd is not None and fd >= 0:
+                self._unregister(fd)
+                os.close(fd)
+        child.heartbeat_fd, child.exit_fd = -1, None
+        if child.process.stdin is not None:
+            child.process.stdin.close()
+
+    def _unregister(self, fd: int) -> None:
+        if _is_registered(self._selector, fd):
+            self._selector.unregister(fd)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # the thread is gone already
+            os.write(self._wake_in, b"\0")
+
+
+def _is_registered(selector: selectors.BaseSelector, fd: int) -> bool:
+    return fd in selector.get_map()
+
+
+def _read(fd: int) -> bytes | None:
+    """Read what is there: None if nothing yet, empty at the end."""
+    try:
+        return os.read(fd, 65536)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""
+
+
+def _exit_fd(process_id: int) -> int | None:
+    try:
+        return os.pidfd_open(process_id)
+    except (AttributeError, OSError):
+        return None  # another system: `poll` finds it out within POLL_S
+
+
+def _cpu_seconds(process_id: int) -> float | None:
+    """CPU time of a process so far, where the system tells."""
+    try:
+        text = Path(f"/proc/{process_id}/stat").read_text()
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _describe_exit(code: int | None) -> str:
+    if code is not None and code < 0:
+        try:
+            return f"was killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was killed by signal {-code}"
+    return f"exited with code {code}"
+
+
+def _python_path(environment: Mapping[str, str]) -> str:
+    """Let the child find this very package, wherever the driver found it."""
+    root = str(Path(__file__).resolve().parents[2])
+    present = environment.get("PYTHONPATH")
+    return os.pathsep.join([root, present] if present else [root])

@@ -1,0 +1,185 @@
+"""Who is in the cluster: workers that are awaited, there, silent or lost.
+
+Pure: it is told what was heard and what time it is, and answers with the workers
+to be given up. Membership is fixed; once a worker is lost the cluster is broken,
+and its session is replaced as a whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from timelyml.errors import PeerError
+from timelyml.exchange import Endpoint
+
+
+class Phase(Enum):
+    """How far the cluster has come."""
+
+    STARTING = "waiting for workers to come"
+    CONNECTING = "waiting for workers to connect to each other"
+    READY = "ready"
+    BROKEN = "broken"
+
+
+@dataclass(slots=True)
+class Member:
+    """What is known of one worker."""
+
+    process_id: int | None = None
+    endpoint: Endpoint | None = None
+    has_come: bool = False
+    is_connected: bool = False
+    last_heard: float = 0.0
+    activity: str = ""
+    error: PeerError | None = None
+    stderr_tail: str = ""
+
+
+@dataclass(slots=True)
+class Membership:
+    """The workers of one session of a cluster.
+
+    Attributes:
+        num_workers: Fixed for the session.
+        now: Clock time at which the session began.
+        startup_timeout_s: By then every worker has come and connected.
+        heartbeat_timeout_s: Silence after which a worker is given up; None where
+            workers share the controller's process and send no heartbeats.
+    """
+
+    num_workers: int
+    now: float
+    startup_timeout_s: float = 60.0
+    heartbeat_timeout_s: float | None = None
+    members: list[Member] = field(init=False)
+    phase: Phase = field(init=False, default=Phase.STARTING)
+    error: PeerError | None = field(init=False, default=None)
+    _startup_deadline: float = field(init=False)
+    _checked: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.members = [Member(last_heard=self.now) for _ in range(self.num_workers)]
+        self._startup_deadline = self.now + self.startup_timeout_s
+        self._checked = self.now
+
+    # What was heard --------------------------------------------------------------
+
+    def hello(
+        self, worker: int, process_id: int, endpoint: Endpoint | None, now: float
+    ) -> bool:
+        """Note that a worker has come; True if now every one has."""
+        member = self.members[worker]
+        member.process_id, member.endpoint = process_id, endpoint
+        member.has_come, member.last_heard = True, now
+        if self.phase is Phase.STARTING and all(m.has_come for m in self.members):
+            self.phase = Phase.CONNECTING
+            return True
+        return False
+
+    def connected(self, worker: int) -> bool:
+        """Note that a worker can reach its peers; True if now every one can."""
+        self.members[worker].is_connected = True
+        if self.phase is Phase.CONNECTING and all(m.is_connected for m in self.members):
+            self.phase = Phase.READY
+            return True
+        return False
+
+    def heard(self, worker: int, now: float, activity: str | None = None) -> None:
+        """Note a sign of life."""
+        member = self.members[worker]
+        member.last_heard = now
+        if activity is not None:
+            member.activity = activity
+
+    def lose(self, worker: int, what: str, *, stderr_tail: str = "") -> PeerError:
+        """Give a worker up, because of `what` (`was killed by SIGKILL`)."""
+        member = self.members[worker]
+        if member.error is None:
+            member.stderr_tail = stderr_tail
+            member.error = self._lost_error(worker, what)
+            self.error = self.error or member.error
+            self.phase = Phase.BROKEN
+        return member.error
+
+    # What is overdue -------------------------------------------------------------
+
+    def overdue(self, now: float) -> list[tuple[int, str]]:
+        """Return the workers to be given up by now, each with the reason.
+
+        A long pause since the last call means that this process itself was
+        suspended: then nobody has been silent, nobody was listening.
+        """
+        pause = now - self._checked
+        self._checked = now
+        if (
+            self.heartbeat_timeout_s is not None
+            and pause > self.heartbeat_timeout_s / 2
+        ):
+            self._startup_deadline += pause
+            for member in self.members:
+                member.last_heard += pause
+        if self.phase in (Phase.STARTING, Phase.CONNECTING):
+            return self._late(now)
+        if self.phase is Phase.READY and self.heartbeat_timeout_s is not None:
+            return [
+                (worker, self._silence(member, now))
+                for worker, member in enumerate(self.members)
+                if now - member.last_heard >= self.heartbeat_timeout_s
+            ]
+        return []
+
+    def next_deadline(self) -> float | None:
+        """Return the time by which `overdue` has to be asked again."""
+        if self.phase in (Phase.STARTING, Phase.CONNECTING):
+            return self._startup_deadline
+        if self.phase is Phase.READY and self.heartbeat_timeout_s is not None:
+            first = min(member.last_heard for member in self.members)
+            # also at least that often, or our own pauses would look like silence
+            often = self._checked + self.heartbeat_timeout_s / 4
+            return min(first + self.heartbeat_timeout_s, often)
+        return None
+
+    def living(self) -> list[int]:
+        """Return the workers that have come and are not lost."""
+        return [
+            worker
+            for worker, member in enumerate(self.members)
+            if member.has_come and member.error is None
+        ]
+
+    def describe(self, worker: int) -> str:
+        """Return a worker for people: `worker 1 (pid 4711)`."""
+        process_id = self.members[worker].process_id
+        return f"worker {worker}" + (f" (pid {process_id})" if process_id else "")
+
+    # Words -----------------------------------------------------------------------
+
+    def _late(self, now: float) -> list[tuple[int, str]]:
+        if now < self._startup_deadline:
+            return []
+        if self.phase is Phase.STARTING:
+            late = [w for w, member in enumerate(self.members) if not member.has_come]
+            what = "never came"
+        else:
+            late = [w for w, m in enumerate(self.members) if not m.is_connected]
+            what = "never connected to its peers"
+        names = ", ".join(map(str, late))
+        waited = f"waited {self.startup_timeout_s:g} s for workers {names}"
+        return [(worker, f"{what}; {waited}") for worker in late]
+
+    def _silence(self, member: Member, now: float) -> str:
+        doing = f", last seen {member.activity}" if member.activity else ""
+        return f"stopped answering {now - member.last_heard:.1f} s ago{doing}"
+
+    def _lost_error(self, worker: int, what: str) -> PeerError:
+        member = self.members[worker]
+        msg = (
+            f"{self.describe(worker)} {what}; expected all {self.num_workers} workers "
+            "to stay; every run of this cluster ends"
+        )
+        error = PeerError(msg, worker=worker, process_id=member.process_id, reason=what)
+        if tail := member.stderr_tail.strip():
+            error.add_note(f"last lines of its stderr:\n{tail}")
+        return error

@@ -1,0 +1,161 @@
+"""The main of a worker process: `python -m timelyml.runtime.process`.
+
+A fresh interpreter, started by the driver. The first line of its stdin tells it all
+that it must know, secrets included; after that stdin only shows, by its end, that
+the driver is gone. It never imports the driver's `__main__`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from timelyml.exchange import CONTROLLER, Endpoint, ZmqTransport
+from timelyml.runtime.launch import make_worker
+from timelyml.runtime.loop import drive
+from timelyml.runtime.shipping import worker_codec
+from timelyml.runtime.signals import die_with_parent
+from timelyml.runtime.worker import Worker
+
+EXIT_ORPHANED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Boot:
+    """What a driver tells a worker process, as one line of JSON.
+
+    Attributes:
+        worker: Its index.
+        parent_id: The driver's process, so that an orphan notices.
+        token: Shared secret of the cluster, in hex.
+        bind: Where its transport binds.
+        controller: The controller's endpoint, as a mapping.
+        sys_path: The driver's `sys.path`, so that its modules import here too.
+        spill_directory: Private, for blocks that do not fit in memory.
+        heartbeat_fd: Pipe to the driver for signs of life.
+        heartbeat_s: How often.
+    """
+
+    worker: int
+    parent_id: int
+    token: str = field(repr=False)
+    bind: str
+    controller: dict[str, Any]
+    sys_path: list[str]
+    spill_directory: str
+    heartbeat_fd: int
+    heartbeat_s: float
+
+    def to_line(self) -> bytes:
+        """Return the line that the child reads."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Boot:
+        """Read the line that the driver wrote."""
+        return cls(**json.loads(line))
+
+
+def endpoint_to_map(endpoint: Endpoint) -> dict[str, Any]:
+    """Return an endpoint as JSON can hold it."""
+    key = endpoint.public_key
+    return {
+        "control": endpoint.control,
+        "bulk": endpoint.bulk,
+        "public_key": None if key is None else key.decode("ascii"),
+    }
+
+
+def endpoint_from_map(values: dict[str, Any]) -> Endpoint:
+    """Return the endpoint that `endpoint_to_map` made."""
+    key = values["public_key"]
+    encoded = None if key is None else key.encode("ascii")
+    return Endpoint(values["control"], values["bulk"], encoded)
+
+
+class _Watched:
+    """A worker whose present step can be timed from another thread."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._began: float | None = None
+
+    def step(self) -> bool:
+        """Step the worker."""
+        self._began = time.monotonic()
+        try:
+            return self._worker.step()
+        finally:
+            self._began = None
+
+    def next_deadline(self) -> float | None:
+        """Return the worker's own."""
+        return self._worker.next_deadline()
+
+    def activity(self) -> tuple[str, float]:
+        """Return what it is doing, and for how many seconds."""
+        began = self._began
+        busy_s = 0.0 if began is None else time.monotonic() - began
+        return self._worker.activity(), busy_s
+
+
+def main() -> None:
+    """Serve as a worker until told to leave, or until the driver is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver to act on
+    boot = Boot.from_line(sys.stdin.buffer.readline())
+    die_with_parent(boot.parent_id, os.getppid)
+    sys.path[:] = boot.sys_path
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(line_buffering=True)  # what users print shows at once
+    threading.Thread(
+        target=_exit_with_stdin, name="timelyml-orphan", daemon=True
+    ).start()
+    transport = ZmqTransport(
+        boot.worker,
+        codec=worker_codec(),
+        token=bytes.fromhex(boot.token),
+        bind=boot.bind,
+    )
+    transport.connect(CONTROLLER, endpoint_from_map(boot.controller))
+    worker = make_worker(boot.worker, transport, Path(boot.spill_directory))
+    watched = _Watched(worker)
+    threading.Thread(
+        target=_beat, args=(boot, watched), name="timelyml-heartbeat", daemon=True
+    ).start()
+    try:
+        drive(watched, transport, lambda: worker.is_stopped, time.monotonic)
+    finally:
+        transport.close()
+
+
+def _exit_with_stdin() -> None:
+    """Leave when the driver's end of stdin closes: it closed us, or died."""
+    # not sys.stdin: its lock, held here, would abort the interpreter's own exit
+    while os.read(0, 4096):
+        pass
+    os._exit(EXIT_ORPHANED)
+
+
+def _beat(boot: Boot, watched: _Watched) -> None:
+    """Write signs of life; a line is short enough to be written whole."""
+    while True:
+        activity, busy_s = watched.activity()
+        line = json.dumps({"activity": activity[:200], "busy_s": busy_s}) + "\n"
+        try:
+            os.write(boot.heartbeat_fd, line.encode())
+        except BlockingIOError:
+            pass  # the driver is not reading just now
+        except OSError:
+            os._exit(EXIT_ORPHANED)
+        time.sleep(boot.heartbeat_s)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""A session whose workers are processes of this machine, over ZeroMQ."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from timelyml.exchange import CONTROLLER, ZmqTransport
+from timelyml.runtime.controller import Controller
+from timelyml.runtime.launch_processes import ProcessLauncher
+from timelyml.runtime.process import Boot, endpoint_to_map
+from timelyml.runtime.session import Session
+from timelyml.runtime.shipping import worker_codec
+
+TOKEN_BYTES = 16
+BEATS_PER_TIMEOUT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessOptions:
+    """What the options of a cluster say about its processes."""
+
+    workers: int
+    transport: Literal["ipc", "tcp"]
+    startup_timeout_s: float
+    heartbeat_timeout_s: float
+    environment: Mapping[str, str] | None
+    num_devices: int
+
+
+def process_session(options: ProcessOptions) -> Session:
+    """Start worker processes; their sockets are private to the user."""
+    directory = tempfile.mkdtemp(prefix="timelyml-")  # mode 0700
+    token = secrets.token_bytes(TOKEN_BYTES)
+    bind = f"ipc://{directory}" if options.transport == "ipc" else "tcp://127.0.0.1:*"
+    try:
+        transport = ZmqTransport(
+            CONTROLLER, codec=worker_codec(), token=token, bind=bind
+        )
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    endpoint = endpoint_to_map(transport.endpoint)
+    sys_path = [path or str(Path.cwd()) for path in sys.path]  # "" means where we are
+
+    def boot_of(worker: int) -> Callable[[int], Boot]:
+        return lambda heartbeat_fd: Boot(
+            worker=worker,
+            parent_id=os.getpid(),
+            token=token.hex(),
+            bind=bind,
+            controller=endpoint,
+            sys_path=sys_path,
+            spill_directory=directory,
+            heartbeat_fd=heartbeat_fd,
+            heartbeat_s=min(1.0, options.heartbeat_timeout_s / BEATS_PER_TIMEOUT),
+        )
+
+    launcher = ProcessLauncher(
+        [boot_of(worker) for worker in range(options.workers)],
+        environment=options.environment,
+        num_devices=options.num_devices,
+        cleanup=lambda: shutil.rmtree(directory, ignore_errors=True),
+    )
+    controller = Controller(
+        transport,
+        options.workers,
+        clock=time.monotonic,
+        startup_timeout_s=options.startup_timeout_s,
+        heartbeat_timeout_s=options.heartbeat_timeout_s,
+        keeper=launcher,
+    )
+    return Session(controller, transport, launcher, controller)

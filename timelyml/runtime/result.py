@@ -1,0 +1,62 @@
+"""The result of a run: what it collected, by the name of the collecting operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from timelyml.exchange import records_of
+from timelyml.progress import Timestamp
+
+Batches = list[tuple[Timestamp, int, Any]]
+"""(time, shard, payload), as released."""
+
+
+class Result(Mapping[str, list[Any]]):
+    """Collected records by name, in order of time, then of shard.
+
+    The order does not depend on which worker was faster.
+
+    >>> Result({"out": [(1, 0, ["c"]), (0, 1, ["b"]), (0, 0, ["a"])]})["out"]
+    ['a', 'b', 'c']
+    """
+
+    def __init__(self, batches: Mapping[str, Batches]) -> None:
+        self._batches = {
+            name: sorted(items, key=lambda item: item[:2])
+            for name, items in batches.items()
+        }
+        self._records: dict[str, list[Any]] = {}
+
+    def __getitem__(self, name: str) -> list[Any]:
+        """Return all records collected under `name`."""
+        records = self._records.get(name)
+        if records is None:
+            records = [
+                record
+                for _, _, payload in self._of(name)
+                for record in records_of(payload)
+            ]
+            self._records[name] = records
+        return records
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __repr__(self) -> str:
+        return f"Result({', '.join(self._batches) or 'nothing collected'})"
+
+    def batches(self, name: str) -> list[tuple[Timestamp, Any]]:
+        """Return (time, payload) as collected: columns stay columns."""
+        return [(time, payload) for time, _, payload in self._of(name)]
+
+    def _of(self, name: str) -> Batches:
+        try:
+            return self._batches[name]
+        except KeyError:
+            names = ", ".join(map(repr, self._batches)) or "none"
+            msg = f"nothing is collected under {name!r}; expected one of {names}"
+            raise KeyError(msg) from None

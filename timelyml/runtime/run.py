@@ -1,0 +1,282 @@
+"""The handle of one run: waits for it, stops it, feeds it, explains it.
+
+A handle may be used from any thread and from asyncio; it decides nothing, but asks
+the controller and reads the record of the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from concurrent.futures import CancelledError
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from typing import Any, Self
+
+from timelyml.errors import DeadlineError, GraphError
+from timelyml.graph import Graph, OperatorSpec
+from timelyml.progress import Timestamp
+from timelyml.runtime.config import RunConfig
+from timelyml.runtime.controller import Controller
+from timelyml.runtime.controller_progress import INPUT_KIND, PROBE_KIND
+from timelyml.runtime.effects import Inspected
+from timelyml.runtime.inputs import InputHandle, Probe
+from timelyml.runtime.metrics import merge_metrics
+from timelyml.runtime.record import RunRecord
+from timelyml.runtime.result import Result
+from timelyml.runtime.run_state import RunState
+from timelyml.runtime.signals import Interrupts
+from timelyml.runtime.stall import StallReport
+
+CANCEL_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunIdentity:
+    """Which run this is; `graph` is resolved for the number of workers."""
+
+    generation: int
+    graph: Graph
+    config: RunConfig
+
+
+class Run:
+    """A run that was started; made by `Cluster.start`.
+
+    As a context manager it closes its inputs and waits for the result at the end
+    of the block, and cancels the run if the block raises.
+    """
+
+    def __init__(
+        self,
+        identity: RunIdentity,
+        controller: Controller,
+        record: RunRecord,
+        *,
+        settle: Callable[[], None] | None = None,
+    ) -> None:
+        self.record = record
+        self._identity = identity
+        self._controller = controller
+        self._settle = settle  # frees what belongs to this run alone, once it is over
+        self._inputs: dict[str, InputHandle] = {}
+        self._is_stopping = False
+
+    @property
+    def generation(self) -> int:
+        """The number of the run; later runs of a cluster have larger ones."""
+        return self._identity.generation
+
+    # Waiting -------------------------------------------------------------------------
+
+    def done(self) -> bool:
+        """Whether the run is over, in whatever way."""
+        return self.record.is_ended
+
+    def result(self, timeout_s: float | None = None) -> Result:
+        """Block until the run is complete and return what it collected.
+
+        In the main thread, SIGINT lets the run drain first, then raises
+        KeyboardInterrupt; a second one cancels the run at once.
+
+        Raises:
+            DeadlineError: It is not complete in time (and goes on); says what holds
+                it back.
+            TimelyError: It failed; an `OperatorError` is also of the type that the
+                user's function raised.
+        """
+        with Interrupts() as interrupts:
+            return self.wait(interrupts, timeout_s)
+
+    def wait(self, interrupts: Interrupts, timeout_s: float | None = None) -> Result:
+        """As `result`, with signals that the caller handles."""
+
+        def is_interrupted_anew() -> bool:
+            return interrupts.was_interrupted and not self._is_stopping
+
+        try:
+            is_in_time = self.record.wait_until(is_interrupted_anew, timeout_s)
+            if is_interrupted_anew():
+                self.request_stop()
+                is_in_time = self.record.wait_until(lambda: False, timeout_s)
+        except KeyboardInterrupt:
+            self.cancel()
+            raise
+        return self.conclude(interrupts, timeout_s, is_in_time=is_in_time)
+
+    def conclude(
+        self, interrupts: Interrupts, timeout_s: float | None, *, is_in_time: bool
+    ) -> Result:
+        """Return or raise what a wait has come to."""
+        if not is_in_time:
+            raise self._late("is not complete", timeout_s)
+        self._free()
+        if interrupts.was_interrupted:
+            raise interrupts.exit_error() from self.record.error
+        return self.record.future.result()
+
+    def __await__(self) -> Generator[Any, None, Result]:
+        return asyncio.wrap_future(self.record.future).__await__()
+
+    def batches(self, name: str) -> list[tuple[Timestamp, Any]]:
+        """Return (time, payload) collected so far under `name`: whole times only."""
+        found = self.record.batches(name)
+        if found is None:
+            names = ", ".join(map(repr, self.record.collected_names)) or "none"
+            msg = f"nothing is collected under {name!r}; expected one of {names}"
+            raise KeyError(msg)
+        return [(time, payload) for time, _, payload in found]
+
+    # Ending --------------------------------------------------------------------------
+
+    def stop(self, drain: bool = True, timeout_s: float | None = None) -> None:
+        """Let every source end at its present epoch and wait until all is done.
+
+        Returns also if the run fails; `result` tells.
+
+        Args:
+            drain: False gives up what is under way, as `cancel` does.
+            timeout_s: How long to wait; None as long as it takes.
+
+        Raises:
+            DeadlineError: It did not drain in time (and goes on draining).
+        """
+        if not drain:
+            self.cancel()
+            return
+        self.request_stop()
+        if not self.record.wait_until(lambda: False, timeout_s):
+            raise self._late("did not drain", timeout_s)
+        self._free()
+
+    def request_stop(self) -> None:
+        """As `stop`, without waiting."""
+        self._is_stopping = True
+        self._close_inputs()
+        self._controller.ask(self.generation, lambda run, _: run.stop_sources())
+
+    def cancel(self) -> None:
+        """Give the run up: `result` raises RunStoppedError, whole epochs stay."""
+        self.request_cancel()
+        self.record.wait_until(lambda: False, CANCEL_TIMEOUT_S)
+        self._free()
+
+    def request_cancel(self) -> None:
+        """As `cancel`, without waiting."""
+        self._is_stopping = True
+        self._controller.ask(self.generation, RunState.cancel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.cancel()
+            return
+        for spec in self._identity.graph.operators:
+            if spec.kind == INPUT_KIND:
+                self.input(spec.name).close()
+        self.result()
+
+    # Feeding and watching --------------------------------------------------------------
+
+    def input(self, name: str) -> InputHandle:
+        """Return the handle of an input.
+
+        Raises:
+            GraphError: The dataflow has no input of that name.
+        """
+        spec = self._named(name, INPUT_KIND)
+        handle = self._inputs.get(name)
+        if handle is None:
+            ahead = self._identity.config.max_epochs_ahead
+            handle = self._inputs.setdefault(name, InputHandle(self, spec, ahead))
+        return handle
+
+    def probe(self, name: str) -> Probe:
+        """Return the handle of a probe.
+
+        Raises:
+            GraphError: The dataflow has no probe of that name.
+        """
+        return Probe(self, self._named(name, PROBE_KIND).name)
+
+    def send_input(self, operator: int, shard: int, body: Any) -> None:
+        """Send a message of an input handle to one shard."""
+        self._controller.ask(
+            self.generation, lambda run, _: run.send_input(operator, shard, body)
+        )
+
+    def metrics(self, timeout_s: float = ANSWER_TIMEOUT_S) -> dict[str, Any]:
+        """Return figures of the run: summed over workers, and by worker.
+
+        While it runs they are asked for; a worker that is too busy to answer within
+        about a second is missing from them.
+        """
+        by_worker = self.record.metrics
+        if not self.done():
+            inspected = self._inspect(timeout_s)
+            by_worker = self.record.metrics if inspected is None else inspected.metrics
+        return {**merge_metrics(by_worker.values()), "workers": dict(by_worker)}
+
+    def explain_stall(self, timeout_s: float = ANSWER_TIMEOUT_S) -> StallReport:
+        """Say who holds the run back: location, time, worker, where created."""
+        who = f"run {self.generation} of dataflow {self._identity.graph.name!r}"
+        if self.done():
+            return StallReport(f"{who} is over")
+        inspected = self._inspect(timeout_s)
+        if inspected is not None:
+            return inspected.explanation
+        state = "is over" if self.done() else "has a controller that does not answer"
+        return StallReport(f"{who} {state}")
+
+    def __repr__(self) -> str:
+        state = "over" if self.done() else "running"
+        name = self._identity.graph.name
+        return f"<Run {self.generation} of {name!r}, {state}>"
+
+    # Inside --------------------------------------------------------------------------
+
+    def _inspect(self, timeout_s: float) -> Inspected | None:
+        opened = self.record.open_inspection()
+        if opened is None:
+            return None
+        request, future = opened
+        self._controller.ask(
+            self.generation, lambda run, now: run.inspect(request, now)
+        )
+        try:
+            return future.result(timeout_s)
+        except (FutureTimeoutError, CancelledError):
+            return None
+
+    def _named(self, name: str, kind: str) -> OperatorSpec:
+        graph = self._identity.graph
+        names = [spec.name for spec in graph.operators if spec.kind == kind]
+        if name not in names:
+            msg = (
+                f"dataflow {graph.name!r} has no {kind} of that name; got {name!r}; "
+                f"expected one of {names}"
+            )
+            raise GraphError(msg, name=name, kind=kind)
+        return graph.operator_named(name)
+
+    def _close_inputs(self) -> None:
+        for handle in list(self._inputs.values()):
+            handle.close()
+
+    def _free(self) -> None:
+        if self._settle is not None:
+            self._settle()
+
+    def _late(self, what: str, timeout_s: float | None) -> DeadlineError:
+        explanation = self.explain_stall()
+        msg = (
+            f"run {self.generation} of dataflow {self._identity.graph.name!r} {what} in "
+            f"time; got {timeout_s or 0:g} s; expected it by then; see what holds it "
+            "back below, or allow more time"
+        )
+        error = DeadlineError(msg, explanation=str(explanation))
+        error.add_note(str(explanation))
+        return error
