@@ -104,8 +104,6 @@ class GraphBuilder:
         self._scope_names = NameTable(name, "scope")
         self._loop_names = NameTable(name, "loop")
 
-    # Operators ---------------------------------------------------------------------
-
     def add_operator(
         self,
         name: str | None,
@@ -183,8 +181,6 @@ class GraphBuilder:
             (each, PortRef(spec.index, port)) for port, each in enumerate(inputs)
         ]
 
-    # Scopes --------------------------------------------------------------------------
-
     def scope(
         self, name: str | None = None, *, parent: ScopeRef | None = None
     ) -> ScopeRef:
@@ -226,8 +222,6 @@ class GraphBuilder:
             )
         summary = compose(who, stream.summary, Summary.leave(stream.depth))
         return replace(stream, scope=stream.scope[:-1], summary=summary)
-
-    # Loops ---------------------------------------------------------------------------
 
     def feedback(
         self,
@@ -282,8 +276,6 @@ class GraphBuilder:
                 loop=loop.name,
             )
         self._ends[loop.index] = end
-
-    # The graph -----------------------------------------------------------------------
 
     def build(self) -> Graph:
         """Return the graph of everything added so far.
@@ -348,8 +340,6 @@ class GraphBuilder:
             summary = compose(stream.label, end.summary, stream.summary)
             stream = replace(end, scope=stream.scope, summary=summary)
         return stream
-
-    # Checks ----------------------------------------------------------------------------
 
     def _path_of(
         self, operator: str, inputs: Sequence[InputSpec], scope: ScopeRef | None

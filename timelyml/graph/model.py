@@ -56,8 +56,6 @@ class Graph:
         object.__setattr__(self, "_from", _frozen(outgoing))
         object.__setattr__(self, "_into", _frozen(incoming))
 
-    # Locations -------------------------------------------------------------------
-
     @property
     def num_locations(self) -> int:
         """Number of ports."""
@@ -92,8 +90,6 @@ class Graph:
         operator, port = self.port_of(location)
         side = "input" if self.is_input(location) else "output"
         return f"{side} {port} of {self.operators[operator].name!r}"
-
-    # Neighbours ------------------------------------------------------------------
 
     def operator_named(self, name: str) -> OperatorSpec:
         """Return the operator of that name.
@@ -156,8 +152,6 @@ class Graph:
             if self.is_input(location) and cycles.of(location) not in leads_on
         )
 
-    # The whole -------------------------------------------------------------------
-
     def resolve(self, num_workers: int) -> Graph:
         """Return the graph with one-per-worker operators fixed to that many shards.
 
@@ -191,8 +185,6 @@ class Graph:
     def to_mermaid(self) -> str:
         """Return the source of a Mermaid flowchart; dense edges are thick."""
         return to_mermaid(self.operators, self.channels, self.scopes)
-
-    # Inside ----------------------------------------------------------------------
 
     def _channel_edges(self) -> Iterator[Edge]:
         for channel in self.channels:
