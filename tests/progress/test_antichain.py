@@ -45,8 +45,8 @@ def test_bulk_updates_report_net_changes_in_order(batches: list[Changes]) -> Non
             counts[time] += delta
         new = minimal_of_counts(counts)
         expected = dict.fromkeys(new - old, 1) | dict.fromkeys(old - new, -1)
-        assert frontier.update(batch) == sorted(expected.items())  # type: ignore[type-var]
-        assert frontier.elements == tuple(sorted(new))  # type: ignore[type-var]
+        assert frontier.update(batch) == sorted(expected.items())
+        assert frontier.elements == tuple(sorted(new))
         assert bool(frontier) == bool(new)
         assert frontier.is_empty == (not any(counts.values()))
 
@@ -99,7 +99,7 @@ def test_an_antichain_holds_the_minimal_elements_and_says_what_was_new(
 
 
 def test_an_antichain_of_summaries_takes_their_order() -> None:
-    antichain = Antichain(order=Summary.less_equal)
+    antichain: Antichain[Summary] = Antichain(order=Summary.less_equal)
     assert antichain.insert(Summary.advance(1))
     assert antichain.insert(Summary(1, (1,), (0,)))  # next epoch, counter reset
     assert antichain.insert(Summary.identity(1))

@@ -60,9 +60,12 @@ class _Port:
             pending = target.pending
             if not pending:
                 heappush(dirty, target.rank)
+                pending.update(changes)  # their times are distinct
+                continue
             for time, delta in changes:
                 pending[time] = pending.get(time, 0) + delta
-        self.spread(changes, dirty)
+        if self.others:
+            self.spread(changes, dirty)
         location = self.location
         for time, delta in changes:
             moved.append((location, time, delta))  # a call less
