@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.runtime.world import World
 
+from tests.runtime.world import World
 from timelyml.errors import CapabilityError, OperatorError, RoutingError
 from timelyml.graph import (
     Broadcast,
@@ -176,7 +176,7 @@ def test_sends_without_a_right_to_send_are_refused(num_workers):
     graph = chain(Logic(on_batch=on_batch), Pipeline(), payload_of=_rows)
 
     with pytest.raises(
-        CapabilityError, match="'sink' shard . may not retain"
+        CapabilityError, match=r"'sink' shard . may not retain"
     ) as caught:
         World(num_workers).run(graph)
 
@@ -279,7 +279,7 @@ def test_queued_bytes_never_pass_the_credit_in_one_huge_epoch(num_workers):
 def test_a_loop_beyond_its_budget_spills_and_loses_nothing(num_workers, mode):
     def on_batch(shard, delivery):
         rows = delivery.payload
-        epoch, iteration = delivery.time
+        _epoch, iteration = delivery.time
         if iteration < 5:
             shard.output(0).send(delivery.time, np.concatenate([rows, rows]))
         else:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from timelyml.errors import InvariantError
+from timelyml.errors import InvariantError, StateLimitError
 from timelyml.exchange import CONTROLLER, Codec, Lane, SpillingQueue, Transport
 from timelyml.graph import Graph
 from timelyml.progress import CapabilityTable, Timestamp, Tracker, epoch_of
@@ -34,6 +34,7 @@ from timelyml.runtime.state import StateStore
 
 TURN_S = 0.01  # one operator's share of a turn, so that none keeps the worker
 REFUND_DELAY_S = 0.005
+STATE_CHECK_ACTIVATIONS = 8
 PIGGYBACK_BYTES = 64 * 1024  # progress must not queue behind more data than this
 
 
@@ -271,7 +272,25 @@ class Dataflow:
                 self._active.add(index)
             instance.metrics["busy_s"] += clock() - began
             instance.metrics["activations"] += 1
+            if self.config.state_limit_bytes is not None:
+                self._check_state(instance)
         self.running = None
+
+    def _check_state(self, instance: OperatorInstance) -> None:
+        """Measure now and then: measuring costs as much as there is state."""
+        if instance.metrics["activations"] % STATE_CHECK_ACTIVATIONS:
+            return
+        limit = self.config.state_limit_bytes
+        size = self.state.size_bytes(instance.index)
+        if limit is not None and size > limit:
+            msg = (
+                f"operator {instance.name!r} keeps too much state on worker "
+                f"{self.worker_index}; got {size} bytes; expected at most {limit}; "
+                "discard what is no longer needed or raise state_limit_bytes"
+            )
+            raise StateLimitError(
+                msg, operator=instance.name, worker=self.worker_index, size_bytes=size
+            )
 
     def _flush(self, *, is_idle: bool) -> None:
         batch = self.progress.take()
