@@ -9,15 +9,16 @@ from __future__ import annotations
 from typing import Protocol
 
 from timelyml.errors import GraphError
-from timelyml.graph import ChannelSpec, Graph, OperatorSpec, Pipeline, Placement
+from timelyml.graph import Graph, OperatorSpec, Pipeline, Placement
 from timelyml.progress import CapabilityTable, Timestamp, Tracker, minimum
 from timelyml.runtime.channels import Outbox, OutChannel
 from timelyml.runtime.config import RunConfig
 from timelyml.runtime.dense import DenseInput
-from timelyml.runtime.instance import OperatorInstance, Turn
+from timelyml.runtime.instance import OperatorInstance
 from timelyml.runtime.operator import Logic
 from timelyml.runtime.progress_link import ProgressLink
 from timelyml.runtime.state import StateStore
+from timelyml.runtime.turn import Turn
 
 
 class Site(Turn, Protocol):
@@ -93,7 +94,6 @@ def _build(
             OutChannel(
                 channel,
                 owners=owners[channel.target.operator],
-                keeps_time=_keeps_time(graph, channel),
                 target_location=graph.location_of_input(*channel.target),
                 outbox=outbox,
                 record=site.progress.record,
@@ -126,14 +126,6 @@ def _build(
         tracker=site.tracker,
         table=site.table,
         turn=site,
-    )
-
-
-def _keeps_time(graph: Graph, channel: ChannelSpec) -> bool:
-    depth = graph.operators[channel.source.operator].depth
-    return (
-        channel.summary.is_identity
-        and depth == graph.operators[channel.target.operator].depth
     )
 
 

@@ -57,7 +57,6 @@ class OutChannel:
         spec: ChannelSpec,
         *,
         owners: tuple[int, ...],
-        keeps_time: bool,
         target_location: int,
         outbox: Outbox,
         record: Record,
@@ -65,7 +64,7 @@ class OutChannel:
         self.spec = spec
         self.metrics = ChannelMetrics()
         self.is_dense = spec.pact.dense
-        self._summary = None if keeps_time else spec.summary
+        self._summary = None if spec.keeps_time else spec.summary
         self._owners = owners  # worker of each target shard
         self._workers = tuple(sorted(set(owners)))
         self._target_location = target_location

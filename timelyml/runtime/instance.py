@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from timelyml.errors import CapabilityError
 from timelyml.graph import OperatorSpec
@@ -27,43 +27,11 @@ from timelyml.runtime.dense import DenseInput
 from timelyml.runtime.notifications import Notification, NotificationQueue
 from timelyml.runtime.operator import Delivery, Logic, Steps
 from timelyml.runtime.shard import Shard
+from timelyml.runtime.turn import Turn
 
 BY_CAPABILITY = -1  # no port justifies what is sent: a held capability must
 STARTING = -2
 MAX_STEPS = 256  # of generators and batches, in one turn of the worker
-
-
-class Turn(Protocol):
-    """What an instance asks of the dataflow that schedules it."""
-
-    worker_index: int
-    num_workers: int
-
-    def is_over(self) -> bool:
-        """Whether the time budget of this turn is used up."""
-
-    def is_blocked(self, operator: int) -> bool:
-        """Whether an output of the operator waits for credit."""
-
-    def consumed(self, arrival: Arrival) -> None:
-        """Count an arrival as consumed and give its credit back."""
-
-    def left_queue(self, arrival: Arrival) -> None:
-        """Give the credit of an arrival back: it left the queue."""
-
-    def activate(self, operator: int, shard: int, after_s: float) -> None:
-        """Run `on_activate` of a shard, now or later."""
-
-    def can_start_epoch(self, operator: int, epoch: int) -> bool:
-        """Whether the epoch credit allows a source to open `epoch`."""
-
-    def emit(self, operator: int, shard: int, tag: str, body: Any) -> None:
-        """Send something to the driver."""
-
-    def state_cell(
-        self, operator: int, shard: int, name: str, operator_name: str
-    ) -> dict[Any, Any]:
-        """Return declared state."""
 
 
 class OperatorInstance:
