@@ -10,6 +10,7 @@ head; each expert is a shard of its own. What flows back is in `backward.py`.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from timelyml.graph import (
     Broadcast,
     Direct,
     Gather,
+    Graph,
     GraphBuilder,
     InputSpec,
     Pipeline,
@@ -32,6 +34,11 @@ from timelyml.ml.buckets import bucket_size, pad_rows
 from timelyml.ml.compiled import Compiled, compiled
 from timelyml.ml.firing import Firing, Rule, add_firing_operator
 from timelyml.ml.moe import expert_forward, plan_dispatch
+from timelyml.operators.outputs import collect
+from timelyml.operators.sources import source
+
+REPORT = "reports"
+WEIGHTS = ("embed weights", "expert weights", "head weights")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +145,60 @@ def _start_expert(settings: Settings, update: Update, shard: Any) -> None:
     shard.state.update(update.fresh(model.init_expert(settings, shard.index)))
 
 
+def build(settings: Settings, corpus: Corpus, *, steps: int | None = None) -> Graph:
+    """Build the dataflow that trains for some steps and collects what it learnt.
+
+    Args:
+        settings: Sizes of the model.
+        corpus: Text to train on; travels with the graph.
+        steps: Stop after so many; by default after those of the settings.
+
+    Returns:
+        A graph that collects `REPORT`, one record per step, and, once it has
+        trained, `WEIGHTS`: (part, index, weights).
+    """
+    builder = GraphBuilder("moe_routing")
+    clock = source(
+        builder,
+        functools.partial(_tick, settings.steps if steps is None else steps),
+        regular=True,
+        num_shards=1,
+        name="clock",
+    )
+    reports, weights = add_training(builder, settings, corpus, clock)
+    collect(reports, name=REPORT)
+    for stream, name in zip(weights, WEIGHTS, strict=True):
+        collect(stream, name=name)
+    return builder.build()
+
+
+def _tick(steps: int, shard: int, num_shards: int) -> Iterator[list[int]]:
+    """Yield the number of each step: one epoch each, from the only shard."""
+    del shard, num_shards
+    return ([step] for step in range(steps))
+
+
+def weights_of(result: Mapping[str, list[Any]]) -> dict[str, Any]:
+    """Give the weights that a run collected, in the form of `dense.init_all`."""
+    (embed,), (head,) = result["embed weights"], result["head weights"]
+    experts = sorted(result["expert weights"], key=lambda record: int(record[1]))
+    return {
+        "embed": embed[2],
+        "experts": [record[2] for record in experts],
+        "head": head[2],
+    }
+
+
 def add_training(
     builder: GraphBuilder, settings: Settings, corpus: Corpus, clock: StreamRef
-) -> tuple[StreamRef, list[StreamRef]]:
+) -> tuple[StreamRef, tuple[StreamRef, ...]]:
     """Add the whole training step; give the reports and the streams of weights.
 
     Args:
         builder: Of the dataflow.
         settings: Sizes of the model.
-        corpus: Text to train on; travels with the graph.
-        clock: Output 0 of `clock`: one record per step.
+        corpus: Text to train on.
+        clock: One record per step.
     """
     shards = settings.data_shards
     update = Update.of(settings)
@@ -212,4 +263,4 @@ def add_training(
         num_shards=1,
         regular=True,
     )
-    return reports, [embed_weights, expert_weights, head.weights]
+    return reports, (embed_weights, expert_weights, head.weights)

@@ -10,10 +10,11 @@ import jax
 import numpy as np
 
 from timelyml.errors import ConfigError
-from timelyml.graph import InputSpec, Pact, Pipeline, Placement, StreamRef
+from timelyml.graph import Pact, Placement, StreamRef
 from timelyml.ml.buckets import bucket_size, cut_rows, num_rows_of, pad_rows
 from timelyml.ml.compiled import Compiled, compiled
 from timelyml.ml.firing import Blocks, Firing, Rule, add_firing_operator
+from timelyml.operators.edges import Routed, StreamLike, as_input, shards_asked_for
 from timelyml.runtime.shard import Shard
 
 Init = Callable[[int], Any]
@@ -23,7 +24,7 @@ _SHAPES = "shapes"
 
 
 def compute(
-    streams: StreamRef | Sequence[StreamRef],
+    streams: StreamLike | Sequence[StreamLike],
     fn: Callable[..., Any],
     *,
     init: Init | None = None,
@@ -47,8 +48,8 @@ def compute(
             columns to state and columns. Columns share their leading axis; records
             that are numbers arrive as one array.
         init: Draws the state of a shard; it lives with the shard from then on.
-        pact: How rows reach the shards, one for all streams or one each; by
-            default they stay in the shard that sent them.
+        pact: How rows reach the shards, one for all streams or one each; default:
+            as each is routed, else they stay in the shard that sent them.
         pad: Pad rows with zeros to a bucket, so that XLA compiles few shapes, and
             cut the result to the rows of the first stream. `fn` must then be
             row-wise, or indifferent to zero rows.
@@ -63,7 +64,7 @@ def compute(
         ConfigError: `fn` or `init` cannot be called, or pacts and streams differ
             in number.
     """
-    ups = (streams,) if isinstance(streams, StreamRef) else tuple(streams)
+    ups = [streams] if isinstance(streams, (StreamRef, Routed)) else list(streams)
     pacts = _one_each(name, pact, len(ups))
     if init is not None and not callable(init):
         raise ConfigError(
@@ -76,10 +77,10 @@ def compute(
     (result,) = add_firing_operator(
         ups[0].builder,
         name,
-        [InputSpec(up, each) for up, each in zip(ups, pacts, strict=True)],
+        [as_input(up, each) for up, each in zip(ups, pacts, strict=True)],
         [Rule(ports, apply, outputs=(0,))],
         num_outputs=1,
-        num_shards=num_shards,
+        num_shards=shards_asked_for(ups) if num_shards is None else num_shards,
         regular=True,  # where it is told of every time, it answers every time
         placement=placement,
         states=(_SHAPES,),
@@ -144,9 +145,7 @@ class _Apply:
 
 def _one_each(
     name: str, pact: Pact | Sequence[Pact] | None, count: int
-) -> tuple[Pact, ...]:
-    if pact is None:
-        return (Pipeline(),) * count
+) -> tuple[Pact | None, ...]:
     if isinstance(pact, Sequence):
         if len(pact) != count:
             raise ConfigError(

@@ -1,0 +1,141 @@
+"""Trains a mixture-of-experts language model on real text, over worker processes.
+
+Run it with `python -m examples.moe_routing`; `--help` lists the options.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+
+from examples.moe_routing import report, training
+from examples.moe_routing.config import Settings
+from examples.moe_routing.data import Corpus, load_corpus
+from examples.moe_routing.dense import bits_per_byte
+from examples.moe_routing.ngram import OrderTwo
+from timelyml.runtime.cluster import Cluster
+
+Mode = Literal["processes", "threads"]
+
+SMALL = {"d_model": 32, "d_ff": 48, "d_byte": 8, "batch": 256, "steps": 40}
+TRAIN_BYTES = 4 << 20
+HELD_OUT_BYTES = 1 << 19
+JUDGED_TOKENS = 32768
+_DEFAULT = Settings()
+
+
+def main(
+    *,
+    experts: Annotated[int, typer.Option(help="experts")] = _DEFAULT.num_experts,
+    top_k: Annotated[int, typer.Option(help="experts per token")] = _DEFAULT.top_k,
+    workers: Annotated[int, typer.Option(help="worker processes")] = 2,
+    data_shards: Annotated[
+        int | None, typer.Option(help="shards of router and head; default: workers")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="training steps")] = None,
+    batch: Annotated[int | None, typer.Option(help="bytes learnt per step")] = None,
+    d_model: Annotated[int | None, typer.Option(help="width of the model")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, help="text, file or directory; default: Python's own sources"
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="of weights and batches")] = 0,
+    mode: Annotated[Mode, typer.Option(help="how workers run")] = "processes",
+    picture: Annotated[Path, typer.Option(help="routing over time")] = Path(
+        "out/moe_routing.png"
+    ),
+    small: Annotated[bool, typer.Option("--small", help="a toy, in seconds")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="compare with one dense JAX program")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print the figures as one JSON object")
+    ] = False,
+) -> None:
+    """Train a byte-level mixture-of-experts language model.
+
+    Router and head are data parallel, experts are shards on worker processes, and
+    every token crosses a sparse exchange on its way forward and back.
+    """
+    console = Console(stderr=as_json)
+    chosen = {"d_model": d_model, "batch": batch, "steps": steps}
+    settings = Settings(
+        num_experts=experts,
+        top_k=top_k,
+        seed=seed,
+        data_shards=workers if data_shards is None else data_shards,
+        **{
+            **(SMALL if small else {}),
+            **{key: value for key, value in chosen.items() if value is not None},
+        },
+    )
+    shrink = 8 if small else 1
+    corpus = load_corpus(
+        data,
+        window=settings.window,
+        train_bytes=TRAIN_BYTES // shrink,
+        held_out_bytes=HELD_OUT_BYTES // shrink,
+    )
+    console.print(
+        f"{corpus.train.num_bytes:,} bytes to train on, "
+        f"{corpus.held_out.num_bytes:,} held out, from {corpus.source}"
+    )
+    figures: dict[str, Any] = {"workers": workers, "mode": mode}
+    with Cluster(workers=workers, mode=mode) as cluster:
+        if verify:
+            figures["verify"] = training.verify(cluster, settings, corpus, console)
+            _show_verified(figures["verify"], console)
+        trained = training.train(cluster, settings, corpus, console=console)
+    figures |= _figures(settings, corpus, trained)
+    report.show_tables(figures, trained.history, console)
+    figures["picture"] = str(report.save_picture(trained.history, picture))
+    console.print(f"picture of the routing: {figures['picture']}")
+    if as_json:
+        sys.stdout.write(json.dumps(figures) + "\n")
+    if verify and not figures["verify"]["passed"]:
+        raise typer.Exit(1)
+
+
+def _figures(
+    settings: Settings, corpus: Corpus, trained: training.Trained
+) -> dict[str, Any]:
+    history = trained.history
+    judged = corpus.judged(JUDGED_TOKENS, seed=settings.seed)
+    rival = OrderTwo(corpus.train).bits_per_byte(judged["context"], judged["target"])
+    shares = history.shares
+    return {
+        **settings.to_dict(),
+        "steps": len(history.losses),
+        "tokens": len(history.losses) * settings.batch,
+        "loss": history.losses[-1],
+        "train_bits_per_byte": history.recent_bits,
+        "held_out_bits_per_byte": bits_per_byte(settings, trained.weights, judged),
+        "order_2_bits_per_byte": rival,
+        "train_s": trained.seconds,
+        "tokens_per_s": history.tokens_per_s,
+        "expert_shares": [round(float(share), 5) for share in shares],
+        "smallest_share": float(shares.min()),
+        **trained.traffic(),
+        "digest": trained.digest,
+    }
+
+
+def _show_verified(verified: dict[str, Any], console: Console) -> None:
+    outcome = "agrees with" if verified["passed"] else "DIFFERS from"
+    console.print(
+        f"the dataflow {outcome} one dense JAX program after {verified['steps']} steps: "
+        f"losses within {verified['loss_difference']:.1e}, weights within "
+        f"{verified['weight_difference']:.1e} (relative; allowed "
+        f"{verified['tolerance']:.0e})"
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,239 @@
+"""The parts of the mixture-of-experts example that need no dataflow."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from examples.moe_routing import dense, model, report, updates
+from examples.moe_routing.backward import pull_embed, step_expert, turn_head
+from examples.moe_routing.config import Settings
+from examples.moe_routing.data import load_corpus
+from examples.moe_routing.ngram import OrderTwo
+from timelyml.ml.moe import expert_forward
+
+SETTINGS = Settings(
+    num_experts=4,
+    d_model=16,
+    d_byte=4,
+    d_ff=24,
+    window=6,
+    batch=64,
+    steps=20,
+    warmup_steps=4,
+    learning_rate=2e-2,
+    data_shards=2,
+)
+# Float32 sums in another order; the losses are of the order of 1.
+TOLERANCE = 2e-5
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("text")
+    rng = np.random.default_rng(0)
+    words = [bytes(rng.integers(97, 123, 5).astype(np.uint8)) for _ in range(30)]
+    for index in range(12):
+        chosen = rng.integers(0, len(words), 120)
+        text = b" ".join(words[word] for word in chosen)
+        (directory / f"{index}.txt").write_bytes(text)
+    return load_corpus(directory, window=6, train_bytes=1 << 14, held_out_bytes=1 << 12)
+
+
+def test_training_and_held_out_text_are_of_different_files(corpus):
+    assert len(corpus.train.starts) == 10
+    assert len(corpus.held_out.starts) == 2
+    held_out = bytes(corpus.held_out.content[6:106])
+    assert held_out not in bytes(corpus.train.content)
+
+
+def test_a_batch_is_cut_the_same_for_any_number_of_shards(corpus):
+    whole = corpus.step_batch(3, batch=64, seed=1)
+    for num_shards in (2, 4):
+        parts = [
+            corpus.step_batch(3, batch=64, seed=1, shard=shard, num_shards=num_shards)
+            for shard in range(num_shards)
+        ]
+        for key in whole:
+            joined = np.concatenate([part[key] for part in parts])
+            assert (joined == whole[key]).all()
+
+
+def test_contexts_end_where_their_target_begins_and_start_with_zeros(corpus):
+    text = corpus.train
+    batch = text.batch(np.arange(8))
+    assert not batch["context"][0].any()
+    first = text.content[6 : 6 + 8]
+    assert (batch["target"] == first).all()
+    assert (batch["context"][7] == first[1:7]).all()
+
+
+def test_every_byte_of_text_has_one_position(corpus):
+    text = corpus.train
+    positions = text.positions(np.arange(text.num_bytes))
+    assert (np.diff(positions) >= 1).all()
+    assert (text.content[positions] != 0).all()
+    assert len(text.content) - text.num_bytes == 6 * len(text.starts)
+
+
+def test_a_single_file_is_split_and_too_little_text_is_refused(tmp_path):
+    single = tmp_path / "all.txt"
+    single.write_bytes(bytes(range(32, 127)) * 40)
+    found = load_corpus(single, window=4, train_bytes=1 << 20, held_out_bytes=1 << 20)
+    assert found.train.num_bytes + found.held_out.num_bytes == 95 * 40
+    with pytest.raises(ValueError, match="too few files"):
+        load_corpus(tmp_path / "none", window=4, train_bytes=100, held_out_bytes=100)
+
+
+def order_two_by_definition(text, context, target):
+    """Witten-Bell, one prediction at a time, from dictionaries of counts."""
+    tables = [{}, {}, {}]
+    for at in text.positions(np.arange(text.num_bytes)):
+        history = tuple(text.content[at - 2 : at].tolist())
+        for order, table in enumerate(tables):
+            row = table.setdefault(history[2 - order :], {})
+            row[int(text.content[at])] = row.get(int(text.content[at]), 0) + 1
+    bits = []
+    for window, byte in zip(context.tolist(), target.tolist(), strict=True):
+        chance = 1 / 256
+        for order, table in enumerate(tables):
+            row = table.get(tuple(window[len(window) - order :]), {})
+            total, kinds = sum(row.values()), len(row)
+            if total:
+                chance = (row.get(byte, 0) + kinds * chance) / (total + kinds)
+        bits.append(-np.log2(chance))
+    return np.mean(bits)
+
+
+def test_the_order_two_model_equals_its_definition(corpus):
+    judged = corpus.judged(300, seed=0)
+    rival = OrderTwo(corpus.train)
+    expected = order_two_by_definition(
+        corpus.train, judged["context"], judged["target"]
+    )
+    got = rival.bits_per_byte(judged["context"], judged["target"])
+    assert got == pytest.approx(expected, rel=1e-12)
+
+
+def parts_gradients(settings, params, batch):
+    """Compose the operators' functions by hand, for one data shard."""
+    routed = model.embed(settings, params["embed"], batch["context"])
+    every = jnp.stack(
+        [expert_forward(expert, routed["rows"]) for expert in params["experts"]], 1
+    )
+    rows = jnp.take_along_axis(every, routed["chosen"][:, :, None], axis=1)
+    forward = {
+        "residual": routed["residual"],
+        "weights": routed["weights"],
+        "target": batch["target"],
+    }
+    loss, back = turn_head(settings, params["head"], forward, rows)
+    chosen = np.asarray(routed["chosen"])
+    row_gradients = np.zeros(rows.shape, np.float32)
+    expert_gradients = []
+    for index, expert in enumerate(params["experts"]):
+        mine = chosen == index
+        cotangents = jnp.where(mine[:, :, None], back["rows"], 0).sum(axis=1)
+        _, pull = jax.vjp(expert_forward, expert, routed["rows"])
+        gradient, through = pull(cotangents)
+        expert_gradients.append(gradient)
+        row_gradients += np.where(mine[:, :, None], np.asarray(through)[:, None], 0)
+    kept = {"context": batch["context"], "chosen": routed["chosen"]}
+    arrived = {
+        "cotangents": {key: back[key] for key in ("residual", "weights")},
+        "rows": row_gradients,
+        "counts": routed["counts"][None],
+    }
+    embed = pull_embed(settings, params["embed"], kept, arrived)
+    return loss, {
+        "embed": jax.tree.map(lambda leaf: leaf[0], embed),
+        "experts": expert_gradients,
+        "head": jax.tree.map(lambda leaf: leaf[0], back["params"]),
+    }
+
+
+def test_the_hand_written_backward_pass_equals_differentiation(corpus):
+    settings = SETTINGS
+    params = jax.tree.map(jnp.asarray, dense.init_all(settings))
+    batch = corpus.step_batch(0, batch=settings.batch, seed=0)
+    (_, (entropy, _)), expected = jax.value_and_grad(dense.loss_of, 1, has_aux=True)(
+        settings, params, batch
+    )
+    loss, gradients = parts_gradients(settings, params, batch)
+    assert float(loss) == pytest.approx(float(entropy), rel=TOLERANCE)
+    difference, where = dense.largest_difference(gradients, expected)
+    assert difference < TOLERANCE, where
+
+
+def test_an_expert_that_was_skipped_catches_up_with_zero_gradients():
+    settings = SETTINGS
+    weights = model.init_expert(settings, 0)
+    rows = np.random.default_rng(0).standard_normal((16, 16)).astype(np.float32)
+    update = updates.Update.of(settings)
+    skipping, stepping = update.fresh(weights), update.fresh(weights)
+    for state in (skipping, stepping):
+        state["params"], state["adam"], _ = step_expert(
+            settings, state["params"], state["adam"], rows, rows
+        )
+        state["version"] = 1
+    for _ in range(2):
+        zeros = jax.tree.map(jnp.zeros_like, stepping["params"])
+        stepping["params"], stepping["adam"] = updates.apply_gradients(
+            settings, stepping["params"], stepping["adam"], zeros
+        )
+    update.catch_up(skipping, 3)
+    difference, _ = dense.largest_difference(skipping["params"], stepping["params"])
+    assert difference < TOLERANCE
+    moved, _ = dense.largest_difference(skipping["params"], weights)
+    assert moved > 1e-4
+
+
+def test_dense_training_lowers_the_loss(corpus):
+    _, losses = dense.train(SETTINGS, corpus)
+    assert losses[-1] < losses[0] - 0.3
+
+
+def test_the_largest_difference_is_relative_and_names_its_leaf():
+    reference = {"a": np.array([100.0, 1.0]), "b": [np.array([1e-3])]}
+    ours = {"a": np.array([101.0, 1.0]), "b": [np.array([1.1e-3])]}
+    difference, where = dense.largest_difference(ours, reference)
+    assert difference == pytest.approx(0.1)
+    assert where == "['b'][0]"
+
+
+def test_settings_that_cannot_work_are_refused():
+    with pytest.raises(ValueError, match="top_k out of range"):
+        Settings(num_experts=2, top_k=3)
+    with pytest.raises(ValueError, match="uneven batch"):
+        Settings(batch=10, data_shards=4)
+
+
+def history():
+    found = report.History(SETTINGS)
+    for step in range(30):
+        counts = np.array([[40, 40, 40, 8 + step]])
+        found.add(
+            {"loss": [2.0 - step / 30], "balance": [0.1], "counts": counts}, step * 0.5
+        )
+    return found
+
+
+def test_a_history_gives_shares_speed_and_a_map():
+    found = history()
+    assert found.shares.sum() == pytest.approx(1)
+    assert found.tokens_per_s == pytest.approx(64 / 0.5)
+    shares = found.shares_over_time(10)
+    assert shares.shape == (4, 10)
+    drawn = report.heat_map(shares).splitlines()
+    assert len(drawn) == 5
+    assert drawn[4].endswith("|")
+    assert json.dumps(found.recent_bits)
+
+
+def test_the_picture_is_text_without_a_plotting_library(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    path = report.save_picture(history(), tmp_path / "deep" / "routing.png")
+    assert path.suffix == ".txt"
+    assert "expert   3" in path.read_text()
