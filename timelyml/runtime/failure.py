@@ -14,6 +14,7 @@ from typing import Any
 from timelyml.errors import InvariantError, OperatorError, TimelyError
 from timelyml.progress import Timestamp
 from timelyml.runtime.shipping import dumps, loads
+from timelyml.runtime.tracebacks import user_traceback, with_source_lines
 
 # Attributes of the user's exception that must not replace ours or Python's own.
 _RESERVED = frozenset({"args", "values", "__notes__"})
@@ -28,7 +29,7 @@ def operator_failure(
     time: Timestamp | None,
 ) -> OperatorError:
     """Wrap what a user's function raised; call it where the traceback is alive."""
-    text = "".join(traceback.format_exception(cause))
+    text = user_traceback(cause)
     where = f"worker {worker}"
     if shard is not None:
         where += f", shard {shard}"
@@ -51,6 +52,8 @@ def make_operator_error(
     message: str, values: dict[str, Any], cause: BaseException | None
 ) -> OperatorError:
     """Build an `OperatorError` that is also of the type of `cause`, if possible."""
+    if text := values.get("traceback_text"):
+        values = {**values, "traceback_text": with_source_lines(text)}
     error = _instance_of_both(message, values, cause)
     error.__cause__ = cause
     operator, worker = values.get("operator"), values.get("worker")

@@ -25,6 +25,8 @@ from timelyml.runtime.config import ShippedRun
 from timelyml.runtime.culprit import Culprit, find_culprit
 from timelyml.runtime.messages import MESSAGE_TYPES
 
+_ANONYMOUS_FILE = "<dynamic-code>"  # what cloudpickle calls the file of all code
+
 
 def ship(run: ShippedRun) -> bytes:
     """Pickle a graph and its configuration, for `unship` in each worker.
@@ -101,9 +103,19 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is unt
         self._registered: list[types.ModuleType] = []
 
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, types.CodeType):
+            return self._reduce_code(obj)
         if isinstance(obj, (types.FunctionType, type)):
             self._register_module_of(obj)
         return super().reducer_override(obj)
+
+    def _reduce_code(self, code: types.CodeType) -> Any:
+        """Keep the file name, or tracebacks would not show the user's lines."""
+        make, parts = self.dispatch_table[types.CodeType](code)
+        known = (
+            code.co_filename if part == _ANONYMOUS_FILE else part for part in parts
+        )
+        return make, tuple(known)
 
     def _register_module_of(self, obj: Any) -> None:
         name = getattr(obj, "__module__", None)
