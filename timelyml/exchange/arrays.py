@@ -12,7 +12,6 @@ import numpy as np
 
 from timelyml.errors import WireError
 
-_ALIGNMENT = 64  # what XLA needs to take host memory without a copy
 _MAX_DIMENSIONS = 32
 _PLAIN_TOKEN = re.compile(r"[<>|=][biufcmMSUV]\d{1,9}(\[\d{0,9}[a-zA-Z]{1,7}\])?")
 _NAMED_TOKEN = re.compile(r"[a-z][a-z0-9_]{1,30}")  # bfloat16, float8_e4m3fn...
@@ -79,10 +78,3 @@ def array_from_bytes(token: Any, shape: Any, data: Any) -> np.ndarray[Any, Any]:
         array = array.copy()
         array.flags.writeable = False
     return array
-
-
-def aligned_bytes(size_bytes: int) -> memoryview:
-    """Return writable memory that starts at a multiple of 64 bytes."""
-    memory = np.empty(size_bytes + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + size_bytes].data

@@ -17,28 +17,27 @@ from timelyml.exchange.security import CurveKeys
 from timelyml.exchange.transport import Endpoint, Lane
 
 _FATAL_EVENTS = {
-    zmq.EVENT_DISCONNECTED: "the connection broke",
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "the handshake failed",
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "the handshake failed: another protocol",
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "the handshake failed: wrong keys",
+    int(zmq.EVENT_DISCONNECTED): "the connection broke",
+    int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "the handshake failed",
+    int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "the handshake failed: not a peer",
+    int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "the handshake failed: wrong keys",
 }
 _EVENT = struct.Struct("=HI")
 
 
 class OutgoingLink:
-    """The sockets towards one peer, one per lane; the control lane is watched.
-
-    Both lanes end in the same process, so that one watched connection tells of
-    its end.
-    """
+    """The sockets towards one peer, one per lane, each with a monitor."""
 
     def __init__(
         self, context: zmq.Context[Any], endpoint: Endpoint, keys: CurveKeys | None
     ) -> None:
         self._sequences = [0, 0]
         self._sockets: list[zmq.Socket[bytes]] = []
-        for _ in Lane:
+        self.monitors: list[zmq.Socket[bytes]] = []
+        self._broken: str | None = None
+        for address in (endpoint.control, endpoint.bulk):
             socket = context.socket(zmq.PUSH)
+            self._sockets.append(socket)
             socket.set(zmq.SNDHWM, 0)
             socket.set(zmq.TCP_KEEPALIVE, 1)
             if endpoint.public_key is not None:
@@ -46,13 +45,8 @@ class OutgoingLink:
                 socket.set(zmq.CURVE_SERVERKEY, endpoint.public_key)
                 socket.set(zmq.CURVE_PUBLICKEY, own.public)
                 socket.set(zmq.CURVE_SECRETKEY, own.secret)
-            self._sockets.append(socket)
-        mask = 0
-        for event in _FATAL_EVENTS:
-            mask |= event
-        self.monitor = self._sockets[Lane.CONTROL].get_monitor_socket(mask)
-        self._sockets[Lane.CONTROL].connect(endpoint.control)
-        self._sockets[Lane.BULK].connect(endpoint.bulk)
+            self.monitors.append(socket.get_monitor_socket(sum(_FATAL_EVENTS)))
+            socket.connect(address)
 
     def next_sequence(self, lane: Lane) -> int:
         """Return the number of the next message on a lane."""
@@ -67,32 +61,31 @@ class OutgoingLink:
             socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
         self._sequences[lane] += 1
 
-    def failure(self) -> str | None:
-        """Return why the connection is gone, if the monitor has told so."""
-        while True:
-            try:
-                event, _ = self.monitor.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return None
-            reason = _FATAL_EVENTS.get(_EVENT.unpack(event)[0])
-            if reason is not None:
-                return reason
+    def broken(self) -> str | None:
+        """Return why a connection is gone, once a monitor has told so."""
+        for monitor in self.monitors:
+            while self._broken is None and monitor.get(zmq.EVENTS) & zmq.POLLIN:
+                event, _ = monitor.recv_multipart(zmq.NOBLOCK)
+                self._broken = _FATAL_EVENTS.get(_EVENT.unpack(event)[0])
+        return self._broken
 
     def close(self, linger_ms: int) -> None:
         """Close the sockets; they flush in the background for `linger_ms`."""
-        self._sockets[Lane.CONTROL].disable_monitor()
-        self.monitor.close(0)
         for socket in self._sockets:
+            socket.disable_monitor()
             socket.close(linger_ms)
+        for monitor in self.monitors:
+            monitor.close(0)
 
 
 class IncomingLink:
-    """Sequence numbers of what one peer sends, per lane."""
+    """Sequence numbers of what one peer sends, and which lanes it has closed."""
 
-    __slots__ = ("_expected",)
+    __slots__ = ("_expected", "closed_lanes")
 
     def __init__(self) -> None:
         self._expected = [0, 0]
+        self.closed_lanes = 0
 
     def accept(self, lane: int, sequence: int) -> str | None:
         """Count a message; return what is wrong with its number, if anything."""
