@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,12 +17,14 @@ from timelyml.operators.steps import in_steps
 from timelyml.runtime.operator import Delivery, Logic
 from timelyml.runtime.shard import Shard
 
+T = TypeVar("T")
 
-class Branches(NamedTuple):
+
+class Branches(NamedTuple, Generic[T]):
     """The two parts of a stream."""
 
-    matching: StreamRef
-    rest: StreamRef
+    matching: T
+    rest: T
 
 
 def exchange(
@@ -112,7 +114,7 @@ def concat(*ups: StreamLike, name: str | None = None) -> StreamRef:
 
 def branch(
     up: StreamLike, predicate: Callable[[Any], bool], *, name: str | None = None
-) -> Branches:
+) -> Branches[StreamRef]:
     """Part a stream in two: records for which `predicate` is true, and the others.
 
     Args:

@@ -1,0 +1,814 @@
+"""The fluent API: `Dataflow` and `Stream`, thin methods over the operators.
+
+A method adds to the graph and returns at once; nothing runs before `run` or `start`.
+What the operators do is documented with them, in `timelyml.operators`.
+
+>>> flow = Dataflow("words")
+>>> words = flow.source(["to be or", "not to be"]).flat_map(str.split)
+>>> _ = words.reduce(lambda w: w, lambda a, b: a + b, value=lambda w: 1).collect()
+>>> sorted(flow.run()["out"])
+[('be', 2), ('not', 1), ('or', 1), ('to', 2)]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, Literal, Unpack
+
+from timelyml import operators
+from timelyml.errors import ConfigError, GraphError
+from timelyml.graph import (
+    Graph,
+    GraphBuilder,
+    LoopRef,
+    Pact,
+    Placement,
+    ScopeRef,
+)
+from timelyml.operators import (
+    Branches,
+    OperatorBuilder,
+    OperatorOptions,
+    StreamLike,
+)
+from timelyml.operators.generic import OnBatch, OnFrontier, OnNotify
+from timelyml.operators.operator_builder import Effects
+from timelyml.progress import Summary, Timestamp
+from timelyml.runtime.cluster import Cluster, run_graph, start_graph
+from timelyml.runtime.operator import Logic
+from timelyml.runtime.record import OnMessage
+from timelyml.runtime.result import Result
+from timelyml.runtime.run import Run
+
+Mode = Literal["inline", "threads", "processes"]
+Wire = Literal["ipc", "tcp"]
+
+
+class Dataflow:
+    """A dataflow to be built, then run any number of times.
+
+    Args:
+        name: For traces and errors.
+        num_shards: Shards of sources and inputs that do not say; operators have as
+            many as what they read. Default: one per worker.
+    """
+
+    def __init__(
+        self, name: str = "dataflow", *, num_shards: int | None = None
+    ) -> None:
+        self.builder = GraphBuilder(name, num_shards)
+
+    @property
+    def name(self) -> str:
+        """The name for traces and errors."""
+        return self.builder.name
+
+    # Streams from outside --------------------------------------------------------------
+
+    def input(
+        self,
+        name: str | None = None,
+        *,
+        num_shards: int | None = None,
+        placement: Placement | None = None,
+    ) -> Stream:
+        """Return a stream that the driver sends to, by `run.input(name)`.
+
+        Args:
+            name: Default: "input".
+            num_shards: Default: the dataflow's.
+            placement: Which worker holds which shard.
+
+        >>> flow = Dataflow()
+        >>> _ = flow.input("numbers").map(lambda x: 2 * x).collect()
+        >>> with flow.start() as run:
+        ...     run.input("numbers").send([1, 2])
+        >>> run.result()["out"]
+        [2, 4]
+        """
+        return self._stream(
+            operators.input(
+                self.builder, num_shards=num_shards, placement=placement, name=name
+            )
+        )
+
+    def source(
+        self,
+        data: Iterable[Any] | Callable[[int, int], Iterable[Any]] | Any,
+        *,
+        batch_size: int | None = None,
+        epoch_every: int | None = None,
+        regular: bool = False,
+        num_shards: int | None = None,
+        placement: Placement | None = None,
+        name: str | None = None,
+    ) -> Stream:
+        """Return a stream of an iterable, arrays, or a function that gives payloads.
+
+        - An iterable of records: shard 0 reads it.
+        - Arrays: each shard sends a contiguous range of rows.
+        - A function of (shard_index, num_shards): each shard sends what it returns or
+          yields, one payload per epoch, or `(epoch, payload)`; None: nothing yet.
+
+        Args:
+            data: See above.
+            batch_size: Most records in one block.
+            epoch_every: Batches per epoch. Default: all of an iterable or of arrays is
+                epoch 0.
+            regular: Every shard sends exactly once per epoch, so a dense edge may
+                follow.
+            num_shards: Default: the dataflow's.
+            placement: Which worker holds which shard.
+            name: Shown in traces and errors.
+
+        Raises:
+            GraphError: `data` is none of the above.
+            ConfigError: The options do not fit each other or `data`.
+            PayloadError: Arrays do not fit together.
+
+        >>> flow = Dataflow()
+        >>> _ = flow.source(range(5), batch_size=2, epoch_every=1).count().collect()
+        >>> flow.run().batches("out")
+        [(0, [2]), (1, [2]), (2, [1])]
+        """
+        return self._stream(
+            operators.source(
+                self.builder,
+                data,
+                batch_size=batch_size,
+                epoch_every=epoch_every,
+                regular=regular,
+                num_shards=num_shards,
+                placement=placement,
+                name=name,
+            )
+        )
+
+    # Operators of any shape, scopes, loops ---------------------------------------------
+
+    def operator(
+        self,
+        logic: Logic,
+        *,
+        inputs: Sequence[Stream] = (),
+        outputs: int | Sequence[Mapping[int, Effects] | None] = 1,
+        pacts: Sequence[Pact | None] = (),
+        kind: str = "operator",
+        name: str | None = None,
+        is_source: bool = False,
+        scope: ScopeRef | None = None,
+        **options: Unpack[OperatorOptions],
+    ) -> tuple[Stream, ...]:
+        """Add an operator with any number of ports; returns its outputs.
+
+        Args:
+            logic: Its callbacks.
+            inputs: The streams that it reads, by port.
+            outputs: How many; or for each, by input port, what the way from there does
+                to time, with ports left out that never cause output there. Default:
+                each input may cause output at its own time.
+            pacts: How records of each input find their shard; default: as it is routed.
+            kind: What it does, in a word.
+            name: For traces, errors and its state; default: chosen from `kind`.
+            is_source: Whether it produces records that no input caused.
+            scope: Of an operator without inputs.
+            options: See `OperatorOptions`.
+        """
+        builder = OperatorBuilder(
+            self.builder,
+            kind,
+            name=name,
+            is_source=is_source,
+            scope=scope,
+            **options,
+        )
+        for port, stream in enumerate(inputs):
+            builder.add_input(_ref(stream), pacts[port] if pacts else None)
+        each = [None] * outputs if isinstance(outputs, int) else outputs
+        for effects in each:
+            builder.add_output(effects)
+        return tuple(self._stream(ref) for ref in builder.build(logic))
+
+    def scope(
+        self, name: str | None = None, *, parent: ScopeRef | None = None
+    ) -> ScopeRef:
+        """Open a nested scope, for `Stream.enter` and `feedback`.
+
+        Args:
+            name: For traces and errors.
+            parent: The scope around it; default: the top level.
+        """
+        return self.builder.scope(name, parent=parent)
+
+    def feedback(
+        self,
+        scope: ScopeRef | None = None,
+        *,
+        by: int = 1,
+        summary: Summary | None = None,
+        num_shards: int | None = None,
+        name: str | None = None,
+    ) -> Loop:
+        """Open a loop: use its `stream` first, `connect` its end later.
+
+        Args:
+            scope: Where it runs; default: at the top level, where a round is an epoch.
+            by: How far a round advances the innermost coordinate.
+            summary: Instead of `by`, any effect on time.
+            num_shards: Of the stream to be connected; default: the dataflow's.
+            name: For errors.
+        """
+        return Loop(
+            self,
+            self.builder.feedback(
+                scope, by=by, summary=summary, name=name, num_shards=num_shards
+            ),
+        )
+
+    # Building and running --------------------------------------------------------------
+
+    def build(self) -> Graph:
+        """Return the graph of everything added so far.
+
+        Raises:
+            GraphError: It cannot run; names the operators and the path.
+        """
+        return self.builder.build()
+
+    def describe(self) -> str:
+        """Return the graph as text, one line an operator."""
+        return self.build().describe()
+
+    def to_mermaid(self) -> str:
+        """Return the source of a Mermaid flowchart of the graph."""
+        return self.build().to_mermaid()
+
+    def run(
+        self,
+        workers: int | None = None,
+        *,
+        cluster: Cluster | None = None,
+        mode: Mode | None = None,
+        transport: Wire | None = None,
+        on_message: OnMessage | None = None,
+        **config: Any,
+    ) -> Result:
+        """Run to the end and return what was collected; inputs are closed at once.
+
+        Args:
+            workers: How many worker processes; default: none, the calling thread works.
+            cluster: A cluster to run on instead.
+            mode: `inline`, `threads` or `processes`, for a cluster of this run's own.
+            transport: Between processes, `ipc` or `tcp`.
+            on_message: Called with (operator, shard, tag, body) for what operators
+                send to the driver with `shard.emit`.
+            config: Options of `RunConfig`, e.g. `timeout_s`.
+
+        Raises:
+            TimelyError: The graph, an option or captured code was refused; or the run
+                failed.
+        """
+        graph = self.build()
+        own = _own_cluster(workers, cluster, mode, transport)
+        if cluster is not None:
+            return cluster.run(graph, on_message=on_message, **config)
+        return run_graph(
+            graph, workers=workers, on_message=on_message, cluster=own, **config
+        )
+
+    def start(
+        self,
+        workers: int | None = None,
+        *,
+        cluster: Cluster | None = None,
+        mode: Mode | None = None,
+        transport: Wire | None = None,
+        on_message: OnMessage | None = None,
+        **config: Any,
+    ) -> Run:
+        """Start and return at once, with a handle to feed, watch and end the run.
+
+        Args:
+            workers: How many worker processes; default: a thread of this process.
+            cluster: A cluster to run on instead.
+            mode: See `run`.
+            transport: See `run`.
+            on_message: See `run`; called from another thread.
+            config: Options of `RunConfig`.
+
+        Raises:
+            TimelyError: The graph, an option or captured code was refused.
+        """
+        graph = self.build()
+        own = _own_cluster(workers, cluster, mode, transport)
+        if cluster is not None:
+            return cluster.start(graph, on_message=on_message, **config)
+        return start_graph(
+            graph, workers=workers, on_message=on_message, cluster=own, **config
+        )
+
+    def __repr__(self) -> str:
+        return f"<Dataflow {self.name!r}>"
+
+    def _stream(self, ref: StreamLike) -> Stream:
+        return Stream(self, ref)
+
+
+class Loop:
+    """A feedback loop of a dataflow; made by `Dataflow.feedback`."""
+
+    def __init__(self, flow: Dataflow, ref: LoopRef) -> None:
+        self._ref = ref
+        self.stream = Stream(flow, ref.stream)
+
+    def connect(self, end: Stream) -> None:
+        """Feed `end` back into `stream`, once.
+
+        Raises:
+            GraphError: It is connected already, or `end` is in another scope.
+        """
+        operators.connect(self._ref, _ref(end))
+
+
+class Stream:
+    """A stream of timestamped records; made by `Dataflow` and by its own methods.
+
+    Functions that work on records get one item of a list, or one row of columns.
+    `name=` names the operator in traces and errors, and the key of its state; the
+    default is chosen from what it does.
+    """
+
+    def __init__(self, flow: Dataflow, ref: StreamLike) -> None:
+        self.flow = flow
+        self.ref = ref
+
+    def __repr__(self) -> str:
+        return f"<Stream of {self.flow.name!r}: {self.ref!r}>"
+
+    # Records ---------------------------------------------------------------------------
+
+    def map(self, fn: Callable[[Any], Any], *, name: str | None = None) -> Stream:
+        """Send `fn(record)` for each record, as a list of results.
+
+        >>> flow = Dataflow()
+        >>> _ = flow.source([1, 2]).map(lambda x: x * x).collect()
+        >>> flow.run()["out"]
+        [1, 4]
+        """
+        return self._with(operators.map(self.ref, fn, name=name))
+
+    def map_batch(self, fn: Callable[[Any], Any], *, name: str | None = None) -> Stream:
+        """Send `fn(payload)` for each block: a list, or arrays of equal leading axes.
+
+        >>> import numpy as np
+        >>> flow = Dataflow()
+        >>> _ = flow.source(np.arange(3)).map_batch(lambda x: x * 10).collect()
+        >>> flow.run().batches("out")
+        [(0, array([ 0, 10, 20]))]
+        """
+        return self._with(operators.map_batch(self.ref, fn, name=name))
+
+    def flat_map(
+        self, fn: Callable[[Any], Iterable[Any]], *, name: str | None = None
+    ) -> Stream:
+        """Send all that `fn(record)` yields, while it goes on.
+
+        >>> flow = Dataflow()
+        >>> _ = flow.source([1, 3]).flat_map(range).collect()
+        >>> flow.run()["out"]
+        [0, 0, 1, 2]
+        """
+        return self._with(operators.flat_map(self.ref, fn, name=name))
+
+    def filter(
+        self, predicate: Callable[[Any], bool], *, name: str | None = None
+    ) -> Stream:
+        """Send on the records for which `predicate(record)` is true.
+
+        >>> flow = Dataflow()
+        >>> _ = flow.source(range(5)).filter(lambda x: x % 2).collect()
+        >>> flow.run()["out"]
+        [1, 3]
+        """
+        return self._with(operators.filter(self.ref, predicate, name=name))
+
+    def inspect(
+        self, fn: Callable[[Any], object] | None = None, *, name: str | None = None
+    ) -> Stream:
+        """Call `fn(record)` in the worker, by default print; records pass unchanged."""
+        return self._with(operators.inspect(self.ref, fn, name=name))
+
+    def inspect_batch(
+        self, fn: Callable[[Timestamp, Any], object], *, name: str | None = None
+    ) -> Stream:
+        """Call `fn(time, payload)` in the worker; blocks pass unchanged."""
+        return self._with(operators.inspect_batch(self.ref, fn, name=name))
+
+    # Routing ---------------------------------------------------------------------------
+
+    def exchange(
+        self,
+        key: Callable[[Any], Any],
+        *,
+        by_batch: bool = False,
+        num_shards: int | None = None,
+        dense: bool = False,
+    ) -> Stream:
+        """Send each record to the shard that its key names, on the way to each reader.
+
+        Args:
+            key: From one record to its key: integers modulo the shards, others by a
+                stable hash.
+            by_batch: `key` gives one destination shard per row of a whole payload.
+            num_shards: Shards of the reader; default: as many as this stream has.
+            dense: The reader counts blocks instead of waiting for a frontier.
+
+        >>> flow = Dataflow(num_shards=2)
+        >>> words = flow.source(["a", "b", "a"]).exchange(lambda word: word)
+        >>> _ = words.fold(0, lambda n, word: n + 1).collect()
+        >>> sorted(flow.run()["out"])
+        [1, 2]
+        """
+        return self._with(
+            operators.exchange(
+                self.ref, key, by_batch=by_batch, num_shards=num_shards, dense=dense
+            )
+        )
+
+    def broadcast(
+        self, *, num_shards: int | None = None, dense: bool = False
+    ) -> Stream:
+        """Send every record to every shard of each reader.
+
+        >>> flow = Dataflow(num_shards=3)
+        >>> _ = flow.source(["x"]).broadcast().collect()
+        >>> flow.run()["out"]
+        ['x', 'x', 'x']
+        """
+        return self._with(
+            operators.broadcast(self.ref, num_shards=num_shards, dense=dense)
+        )
+
+    def gather(
+        self, *, shard: int = 0, num_shards: int | None = None, dense: bool = False
+    ) -> Stream:
+        """Send every record to one shard of each reader.
+
+        >>> import numpy as np
+        >>> flow = Dataflow(num_shards=4)
+        >>> total = flow.source(np.arange(10)).gather().fold(0, lambda a, b: a + b)
+        >>> _ = total.map(int).collect()
+        >>> flow.run()["out"]
+        [45]
+        """
+        return self._with(
+            operators.gather(self.ref, shard=shard, num_shards=num_shards, dense=dense)
+        )
+
+    def concat(self, *others: Stream, name: str | None = None) -> Stream:
+        """Join this stream and others of the same scope into one."""
+        refs = [_ref(other) for other in others]
+        return self._with(operators.concat(self.ref, *refs, name=name))
+
+    def branch(
+        self, predicate: Callable[[Any], bool], *, name: str | None = None
+    ) -> Branches[Stream]:
+        """Part in two: records for which `predicate` is true, and the others.
+
+        >>> flow = Dataflow()
+        >>> even, odd = flow.source(range(5)).branch(lambda x: x % 2 == 0)
+        >>> _, _ = even.collect("even"), odd.collect("odd")
+        >>> dict(flow.run())
+        {'even': [0, 2, 4], 'odd': [1, 3]}
+        """
+        matching, rest = operators.branch(self.ref, predicate, name=name)
+        return Branches(self._with(matching), self._with(rest))
+
+    def partition(
+        self, num_parts: int, choose: Callable[[Any], int], *, name: str | None = None
+    ) -> tuple[Stream, ...]:
+        """Part in `num_parts`: each record goes to part `choose(record)`."""
+        parts = operators.partition(self.ref, num_parts, choose, name=name)
+        return tuple(self._with(part) for part in parts)
+
+    # Aggregation -----------------------------------------------------------------------
+
+    def fold(
+        self,
+        initial: Any,
+        combine: Callable[[Any, Any], Any],
+        *,
+        name: str | None = None,
+    ) -> Stream:
+        """Reduce each time's records to one value per shard, once complete.
+
+        Args:
+            initial: Accumulator before the first record; copied for each time.
+            combine: From accumulator and record to the next accumulator.
+            name: See the class.
+
+        >>> flow = Dataflow()
+        >>> _ = flow.source([1, 2, 3]).fold(0, lambda total, x: total + x).collect()
+        >>> flow.run()["out"]
+        [6]
+        """
+        return self._with(operators.fold(self.ref, initial, combine, name=name))
+
+    def reduce(
+        self,
+        key: Callable[[Any], Hashable],
+        combine: Callable[[Any, Any], Any],
+        *,
+        value: Callable[[Any], Any] | None = None,
+        num_shards: int | None = None,
+        name: str | None = None,
+    ) -> Stream:
+        """Reduce each time's records to one `(key, value)` per key, once complete.
+
+        Args:
+            key: From one record to its key; it exchanges by it.
+            combine: From two values to one; associative.
+            value: From one record to its value; default: the record.
+            num_shards: Shards that share the keys; default: as many as this stream has.
+            name: See the class.
+
+        >>> flow = Dataflow()
+        >>> _ = flow.source([1, 2, 3, 4]).reduce(lambda x: x % 2, max).collect()
+        >>> flow.run()["out"]
+        [(1, 3), (0, 4)]
+        """
+        return self._with(
+            operators.reduce(
+                self.ref, key, combine, value=value, num_shards=num_shards, name=name
+            )
+        )
+
+    def count(self, *, name: str | None = None) -> Stream:
+        """Send the number of records of each time, on each shard that has any."""
+        return self._with(operators.count(self.ref, name=name))
+
+    # Loops -----------------------------------------------------------------------------
+
+    def enter(self, scope: ScopeRef) -> Stream:
+        """Return the stream inside `scope`, in its round 0."""
+        return self._with(operators.enter(self.ref, scope))
+
+    def leave(self) -> Stream:
+        """Return the stream one scope further out."""
+        return self._with(operators.leave(self.ref))
+
+    def iterate(
+        self,
+        body: Callable[[Stream], Stream | tuple[Stream, Stream]],
+        *,
+        max_iterations: int | None = None,
+        name: str | None = None,
+    ) -> Stream:
+        """Run `body` over and over: on this stream, then on what it sends back.
+
+        Args:
+            body: From the stream inside the loop to `(again, out)`: what goes into the
+                next round, and what leaves. Or, with `max_iterations`, to one stream,
+                which goes round that many times and then leaves.
+            max_iterations: Most rounds that a record can take part in; of a pair, what
+                is left to go round then is dropped.
+            name: Of the scope and the loop, for traces and errors.
+
+        Raises:
+            GraphError: `body` returns something else.
+
+        >>> flow = Dataflow()
+        >>> def halve(numbers):
+        ...     return numbers.map(lambda n: n // 2).branch(lambda n: n > 1)
+        >>> _ = flow.source([9, 4]).iterate(halve).collect()
+        >>> flow.run()["out"]
+        [1, 1]
+
+        >>> flow = Dataflow()
+        >>> twice = flow.source([5]).iterate(
+        ...     lambda s: s.map(lambda n: 2 * n), max_iterations=3
+        ... )
+        >>> _ = twice.collect()
+        >>> flow.run()["out"]
+        [40]
+        """
+
+        def on_refs(ref: StreamLike) -> Any:
+            ends = body(self._with(ref))
+            if isinstance(ends, tuple):
+                return tuple(_ref(end) for end in ends)
+            return _ref(ends)
+
+        return self._with(
+            operators.iterate(
+                self.ref, on_refs, max_iterations=max_iterations, name=name
+            )
+        )
+
+    # Operators of the user -------------------------------------------------------------
+
+    def unary(
+        self,
+        on_batch: OnBatch,
+        *,
+        pact: Pact | None = None,
+        name: str | None = None,
+        **options: Unpack[OperatorOptions],
+    ) -> Stream:
+        """Call `on_batch(shard, delivery)` for each block; see `operators.unary`.
+
+        >>> def number(shard, delivery):
+        ...     seen = shard.state["seen"] = shard.state.get("seen", 0) + 1
+        ...     shard.output().send(delivery.time, [(seen, delivery.payload)])
+        >>> flow = Dataflow()
+        >>> _ = flow.source("abc".split()).unary(number).collect()
+        >>> flow.run()["out"]
+        [(1, ['abc'])]
+        """
+        return self._with(
+            operators.unary(self.ref, on_batch, pact=pact, name=name, **options)
+        )
+
+    def unary_frontier(
+        self,
+        on_batch: OnBatch,
+        on_frontier: OnFrontier,
+        *,
+        pact: Pact | None = None,
+        name: str | None = None,
+        **options: Unpack[OperatorOptions],
+    ) -> Stream:
+        """As `unary`, with `on_frontier(shard)` whenever the input's frontier moved."""
+        return self._with(
+            operators.unary_frontier(
+                self.ref, on_batch, on_frontier, pact=pact, name=name, **options
+            )
+        )
+
+    def unary_notify(
+        self,
+        on_batch: OnBatch,
+        on_notify: OnNotify,
+        *,
+        in_order: bool = False,
+        pact: Pact | None = None,
+        name: str | None = None,
+        **options: Unpack[OperatorOptions],
+    ) -> Stream:
+        """As `unary`, with `on_notify(shard, time)` for complete times asked for."""
+        return self._with(
+            operators.unary_notify(
+                self.ref,
+                on_batch,
+                on_notify,
+                in_order=in_order,
+                pact=pact,
+                name=name,
+                **options,
+            )
+        )
+
+    def binary(
+        self,
+        right: Stream,
+        on_batch: OnBatch,
+        *,
+        pacts: tuple[Pact | None, Pact | None] = (None, None),
+        name: str | None = None,
+        **options: Unpack[OperatorOptions],
+    ) -> Stream:
+        """Call `on_batch(shard, delivery)` for blocks of both streams.
+
+        This one is port 0, `right` is port 1; see `operators.binary`.
+        """
+        return self._with(
+            operators.binary(
+                self.ref, _ref(right), on_batch, pacts=pacts, name=name, **options
+            )
+        )
+
+    def binary_frontier(
+        self,
+        right: Stream,
+        on_batch: OnBatch,
+        on_frontier: OnFrontier,
+        *,
+        pacts: tuple[Pact | None, Pact | None] = (None, None),
+        name: str | None = None,
+        **options: Unpack[OperatorOptions],
+    ) -> Stream:
+        """As `binary`, with `on_frontier(shard)` whenever a frontier moved."""
+        return self._with(
+            operators.binary_frontier(
+                self.ref,
+                _ref(right),
+                on_batch,
+                on_frontier,
+                pacts=pacts,
+                name=name,
+                **options,
+            )
+        )
+
+    def binary_notify(
+        self,
+        right: Stream,
+        on_batch: OnBatch,
+        on_notify: OnNotify,
+        *,
+        in_order: bool = False,
+        pacts: tuple[Pact | None, Pact | None] = (None, None),
+        name: str | None = None,
+        **options: Unpack[OperatorOptions],
+    ) -> Stream:
+        """As `binary`, with `on_notify(shard, time)` for complete times asked for."""
+        return self._with(
+            operators.binary_notify(
+                self.ref,
+                _ref(right),
+                on_batch,
+                on_notify,
+                in_order=in_order,
+                pacts=pacts,
+                name=name,
+                **options,
+            )
+        )
+
+    # Ends ------------------------------------------------------------------------------
+
+    def sink(
+        self,
+        on_batch: OnBatch,
+        *,
+        on_notify: OnNotify | None = None,
+        in_order: bool = True,
+        pact: Pact | None = None,
+        name: str | None = None,
+        **options: Unpack[OperatorOptions],
+    ) -> None:
+        """Call `on_batch(shard, delivery)` for each block, and send nothing on."""
+        operators.sink(
+            self.ref,
+            on_batch,
+            on_notify=on_notify,
+            in_order=in_order,
+            pact=pact,
+            name=name,
+            **options,
+        )
+
+    def probe(self, name: str | None = None) -> Stream:
+        """Let the driver see how far this stream is; returns the stream.
+
+        Args:
+            name: For `run.probe(name)`; default: "probe".
+
+        >>> flow = Dataflow()
+        >>> _ = flow.input("numbers").probe("seen")
+        >>> with flow.start() as run:
+        ...     run.input("numbers").advance_to(3)
+        ...     run.probe("seen").wait_until(2, timeout_s=10)
+        """
+        return self._with(operators.probe(self.ref, name=name))
+
+    def collect(self, name: str = "out") -> Stream:
+        """Send all records to the driver, as `result[name]`; returns the stream."""
+        operators.collect(self.ref, name=name)
+        return self
+
+    def _with(self, ref: StreamLike) -> Stream:
+        return Stream(self.flow, ref)
+
+
+def _ref(stream: Stream) -> StreamLike:
+    """Return what the operators work on; refuses what is no stream."""
+    if not isinstance(stream, Stream):
+        raise GraphError(
+            f"an operator needs a stream to read; got {stream!r}; expected a Stream; "
+            f"pass what a method of a stream or dataflow returned"
+        )
+    return stream.ref
+
+
+def _own_cluster(
+    workers: int | None,
+    cluster: Cluster | None,
+    mode: Mode | None,
+    transport: Wire | None,
+) -> dict[str, Any]:
+    """Return the options of a cluster of the run's own.
+
+    Raises:
+        ConfigError: There is a cluster already.
+    """
+    own = {"mode": mode, "transport": transport}
+    chosen = {option: value for option, value in own.items() if value is not None}
+    if cluster is not None and (chosen or workers is not None):
+        given = sorted(chosen) or ["workers"]
+        raise ConfigError(
+            f"a run on a cluster has its workers already; got {', '.join(given)} too; "
+            f"expected cluster= alone; make the cluster with these options",
+            options=given,
+        )
+    return chosen
