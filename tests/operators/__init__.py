@@ -1,0 +1,1 @@
+"""Tests of the operators; a package, so that its files share helpers."""
