@@ -142,7 +142,7 @@ class Controller:
         if not incoming or now - self._checked >= MEMBERSHIP_CHECK_S:
             self._checked = now
             for worker, what in self.membership.overdue(now):
-                self.lose_worker(worker, what)
+                self.lose_worker(worker, what + self._refusals())
                 worked = True
         return worked or bool(incoming)
 
@@ -295,6 +295,11 @@ class Controller:
                 self._send(effect)
             else:
                 observer(effect)
+
+    def _refusals(self) -> str:
+        """Say if frames were refused: then somebody came, but spoke otherwise."""
+        refused = self._transport.metrics.frames_refused
+        return f"; frames were refused: {dict(refused)}" if refused else ""
 
     def _send(self, effect: Send) -> None:
         if self.membership.members[effect.worker].error is not None:

@@ -21,12 +21,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from timelyml.runtime.boot import Boot
 from timelyml.runtime.controller import Controller
 from timelyml.runtime.environment import worker_environment
-from timelyml.runtime.process import Boot
 
 POLL_S = 0.2
-LEAVE_TIMEOUT_S = 5.0
+LEAVE_TIMEOUT_S = 3.0
+LOOKS_PER_TIMEOUT = 4
 TAIL_BYTES = 4096
 
 
@@ -42,7 +43,7 @@ class _Child:
     unread: bytes = b""
     is_gone: bool = False
     cpu_s: float = 0.0
-    last_beat: float = 0.0
+    last_look: float = 0.0  # at its heartbeat or, for want of one, its CPU time
 
 
 class ProcessLauncher:
@@ -52,6 +53,8 @@ class ProcessLauncher:
         boots: What each worker is told; `heartbeat_fd` is filled in here.
         environment: Variables that win over those that workers get otherwise.
         num_devices: Virtual devices that JAX shows in each worker.
+        heartbeat_timeout_s: After how long the controller gives a silent worker up.
+        cleanup: Called when every worker is gone.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class ProcessLauncher:
         *,
         environment: Mapping[str, str] | None = None,
         num_devices: int = 1,
+        heartbeat_timeout_s: float = 10.0,
         cleanup: Callable[[], None] = lambda: None,
     ) -> None:
         self._boots = boots
@@ -68,6 +72,7 @@ class ProcessLauncher:
         )
         self._environment["PYTHONPATH"] = _python_path(self._environment)
         self._cleanup = cleanup
+        self._look_s = heartbeat_timeout_s / LOOKS_PER_TIMEOUT
         self._children: dict[int, _Child] = {}
         self._selector = selectors.DefaultSelector()
         self._wake_out, self._wake_in = os.pipe()
@@ -91,8 +96,10 @@ class ProcessLauncher:
         """Wait for the workers to leave, kill those that stay, and clean up."""
         self._close_deadline = time.monotonic() + LEAVE_TIMEOUT_S
         if self._thread is not None:
-            self._wake()
+            os.write(self._wake_in, b"\0")
             self._thread.join(2 * LEAVE_TIMEOUT_S)
+        os.close(self._wake_out)
+        os.close(self._wake_in)
         self._cleanup()
 
     def stderr_tail(self, worker: int) -> str:
@@ -121,8 +128,6 @@ class ProcessLauncher:
                     child.process.wait()
                 self._release(child)
             self._selector.close()
-            os.close(self._wake_out)
-            os.close(self._wake_in)
 
     def _is_done(self) -> bool:
         if self._close_deadline is None:
@@ -145,7 +150,7 @@ class ProcessLauncher:
                 continue
             if child.process.poll() is not None:
                 self._gone(child, controller)
-            elif now - child.last_beat > 2.0:
+            elif now - child.last_look >= self._look_s:
                 self._look_for_life(child, now, controller)
 
     def _spawn(
@@ -172,7 +177,7 @@ class ProcessLauncher:
         finally:
             os.close(heartbeat_in)
         child = _Child(worker, process, heartbeat_out, _exit_fd(process.pid))
-        child.last_beat = time.monotonic()
+        child.last_look = time.monotonic()
         self._children[worker] = child
         self._watch(child)
         line = boot(heartbeat_in).to_line()
@@ -220,7 +225,7 @@ class ProcessLauncher:
         *lines, child.unread = (child.unread + data).split(b"\n")
         if not lines:
             return
-        child.last_beat = time.monotonic()
+        child.cpu_s, child.last_look = _cpu_seconds(child.process.pid), time.monotonic()
         beat = json.loads(lines[-1])
         worker, activity, busy_s = child.worker, beat["activity"], beat["busy_s"]
         controller.post(lambda: controller.heard(worker, activity, busy_s))
@@ -232,12 +237,9 @@ class ProcessLauncher:
 
     def _look_for_life(self, child: _Child, now: float, controller: Controller) -> None:
         """A worker whose user code keeps the interpreter busy cannot beat; it works."""
-        cpu_s = _cpu_seconds(child.process.pid)
-        if cpu_s is None or cpu_s <= child.cpu_s:
-            return
-        is_first = child.cpu_s == 0.0
-        child.cpu_s, child.last_beat = cpu_s, now - 1.0  # look again in a second
-        if not is_first:
+        cpu_s, before = _cpu_seconds(child.process.pid), child.cpu_s
+        child.cpu_s, child.last_look = cpu_s, now
+        if cpu_s > before:
             worker = child.worker
             controller.post(lambda: controller.heard_working(worker))
 
@@ -268,10 +270,6 @@ class ProcessLauncher:
         if _is_registered(self._selector, fd):
             self._selector.unregister(fd)
 
-    def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # the thread is gone already
-            os.write(self._wake_in, b"\0")
-
 
 def _is_registered(selector: selectors.BaseSelector, fd: int) -> bool:
     return fd in selector.get_map()
@@ -294,12 +292,12 @@ def _exit_fd(process_id: int) -> int | None:
         return None  # another system: `poll` finds it out within POLL_S
 
 
-def _cpu_seconds(process_id: int) -> float | None:
-    """CPU time of a process so far, where the system tells."""
+def _cpu_seconds(process_id: int) -> float:
+    """CPU time of a process so far; 0 where the system does not tell."""
     try:
         text = Path(f"/proc/{process_id}/stat").read_text()
     except OSError:
-        return None
+        return 0.0
     fields = text.rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -13,11 +13,10 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
-from timelyml.exchange import CONTROLLER, Endpoint, ZmqTransport
+from timelyml.exchange import CONTROLLER, ZmqTransport
+from timelyml.runtime.boot import Boot, endpoint_from_map
 from timelyml.runtime.launch import make_worker
 from timelyml.runtime.loop import drive
 from timelyml.runtime.shipping import worker_codec
@@ -25,59 +24,6 @@ from timelyml.runtime.signals import die_with_parent
 from timelyml.runtime.worker import Worker
 
 EXIT_ORPHANED = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Boot:
-    """What a driver tells a worker process, as one line of JSON.
-
-    Attributes:
-        worker: Its index.
-        parent_id: The driver's process, so that an orphan notices.
-        token: Shared secret of the cluster, in hex.
-        bind: Where its transport binds.
-        controller: The controller's endpoint, as a mapping.
-        sys_path: The driver's `sys.path`, so that its modules import here too.
-        spill_directory: Private, for blocks that do not fit in memory.
-        heartbeat_fd: Pipe to the driver for signs of life.
-        heartbeat_s: How often.
-    """
-
-    worker: int
-    parent_id: int
-    token: str = field(repr=False)
-    bind: str
-    controller: dict[str, Any]
-    sys_path: list[str]
-    spill_directory: str
-    heartbeat_fd: int
-    heartbeat_s: float
-
-    def to_line(self) -> bytes:
-        """Return the line that the child reads."""
-        return json.dumps(asdict(self)).encode() + b"\n"
-
-    @classmethod
-    def from_line(cls, line: bytes) -> Boot:
-        """Read the line that the driver wrote."""
-        return cls(**json.loads(line))
-
-
-def endpoint_to_map(endpoint: Endpoint) -> dict[str, Any]:
-    """Return an endpoint as JSON can hold it."""
-    key = endpoint.public_key
-    return {
-        "control": endpoint.control,
-        "bulk": endpoint.bulk,
-        "public_key": None if key is None else key.decode("ascii"),
-    }
-
-
-def endpoint_from_map(values: dict[str, Any]) -> Endpoint:
-    """Return the endpoint that `endpoint_to_map` made."""
-    key = values["public_key"]
-    encoded = None if key is None else key.encode("ascii")
-    return Endpoint(values["control"], values["bulk"], encoded)
 
 
 class _Watched:

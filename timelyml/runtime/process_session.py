@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Literal
 
 from timelyml.exchange import CONTROLLER, ZmqTransport
+from timelyml.runtime.boot import Boot, endpoint_to_map
 from timelyml.runtime.controller import Controller
 from timelyml.runtime.launch_processes import ProcessLauncher
-from timelyml.runtime.process import Boot, endpoint_to_map
 from timelyml.runtime.session import Session
 from timelyml.runtime.shipping import worker_codec
 
@@ -68,6 +68,7 @@ def process_session(options: ProcessOptions) -> Session:
         [boot_of(worker) for worker in range(options.workers)],
         environment=options.environment,
         num_devices=options.num_devices,
+        heartbeat_timeout_s=options.heartbeat_timeout_s,
         cleanup=lambda: shutil.rmtree(directory, ignore_errors=True),
     )
     controller = Controller(

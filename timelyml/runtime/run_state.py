@@ -74,7 +74,7 @@ class RunPlan:
     num_workers: int
     build_timeout_s: float = 60.0
     answer_timeout_s: float = 1.0
-    drop_timeout_s: float = 2.0
+    drop_timeout_s: float = 1.0
 
 
 class RunState:
@@ -90,6 +90,7 @@ class RunState:
         )
         self._collector = Collector(plan.graph, self._progress.tracker)
         self._awaited: set[int] = set()
+        self._lost: set[int] = set()
         self._metrics: dict[int, dict[str, Any]] = {}
         self._phase_deadline: float | None = None
         self._time_limit: float | None = None
@@ -150,6 +151,7 @@ class RunState:
     def lose(self, worker: int, error: TimelyError, now: float) -> list[Effect]:
         """A worker of the cluster is gone: the run cannot go on."""
         is_missed = self.phase is not RunPhase.ENDING or worker in self._awaited
+        self._lost.add(worker)
         self._awaited.discard(worker)
         effects = self.fail(error, now) if is_missed else []
         effects += self._conclude(self._inspections.lose(worker), now)
@@ -331,7 +333,7 @@ class RunState:
 
     def _end(self, reason: str) -> list[Effect]:
         self.phase = RunPhase.ENDING
-        self._awaited = set(range(self.plan.num_workers))
+        self._awaited = set(range(self.plan.num_workers)) - self._lost
         # After a complete run workers first do what is left, e.g. a callback that
         # follows the last frontier; a dead one is noticed as such, and the run's time
         # limit still holds.
