@@ -118,7 +118,7 @@ class Dataflow:
         if self._active:
             worked = True
             self._run_active()
-        self._flush(is_idle=not worked)
+        self._flush()
         return worked
 
     def next_deadline(self) -> float | None:
@@ -126,6 +126,8 @@ class Dataflow:
         deadlines = [self._timers[0][0]] if self._timers else []
         if self._refund_since is not None:
             deadlines.append(self._refund_since + REFUND_DELAY_S)
+        if (due := self.progress.controller_due()) is not None:
+            deadlines.append(due)
         return min(deadlines, default=None)
 
     def is_done(self) -> bool:
@@ -292,7 +294,7 @@ class Dataflow:
                 msg, operator=instance.name, worker=self.worker_index, size_bytes=size
             )
 
-    def _flush(self, *, is_idle: bool) -> None:
+    def _flush(self) -> None:
         batch = self.progress.take()
         is_broadcast = self.progress.is_broadcast
         told: set[int] = set()
@@ -306,7 +308,7 @@ class Dataflow:
         if batch is not None:
             self._tell(batch, told)
         if is_broadcast:
-            merged = self.progress.take_for_controller(is_idle=is_idle)
+            merged = self.progress.take_for_controller()
             if merged is not None:
                 self._transport.send(CONTROLLER, ProgressMessage(merged))
         self._flush_refunds()

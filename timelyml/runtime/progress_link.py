@@ -23,7 +23,7 @@ from timelyml.progress import (
 from timelyml.runtime.config import ProgressMode
 
 Changes = list[tuple[int, Timestamp, int]]
-CONTROLLER_DELAY_S = 0.002  # a controller that only watches need not hear each batch
+CONTROLLER_GAP_S = 0.002  # a controller that only watches need not hear each batch
 
 
 class ProgressLink:
@@ -48,7 +48,8 @@ class ProgressLink:
         # In broadcast mode the controller gets merged batches: whole ones, in
         # order, so that each is a prefix of what this worker said.
         self._watch_log = ProgressLog(worker_index, generation)
-        self._watch_since: float | None = None
+        self._has_news = False
+        self._told_at = -CONTROLLER_GAP_S
         self.record = self._log.record
 
     def accept(self, batch: ProgressBatch) -> None:
@@ -75,15 +76,20 @@ class ProgressLink:
             self.accept(batch)
             for location, time, delta in batch.changes:
                 self._watch_log.record(location, time, delta)
-            if self._watch_since is None:
-                self._watch_since = self._clock()
+            self._has_news = True
         return batch
 
-    def take_for_controller(self, *, is_idle: bool) -> ProgressBatch | None:
+    def controller_due(self) -> float | None:
+        """In broadcast mode: when the controller is to be told, if there is news."""
+        return self._told_at + CONTROLLER_GAP_S if self._has_news else None
+
+    def take_for_controller(self) -> ProgressBatch | None:
         """In broadcast mode: the merged batch that is due to the controller."""
-        if self._watch_since is None:
+        if not self._has_news:
             return None
-        if not is_idle and self._clock() - self._watch_since < CONTROLLER_DELAY_S:
+        now = self._clock()
+        if now - self._told_at < CONTROLLER_GAP_S:
             return None
-        self._watch_since = None
+        self._told_at = now
+        self._has_news = False
         return self._watch_log.take(self._tracker, force=True)
