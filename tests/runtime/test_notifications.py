@@ -12,7 +12,7 @@ PRODUCTS = st.tuples(st.integers(0, 4), st.integers(0, 4))
 
 
 def _request(time, shard=0, ports=(0,)):
-    return Notification(time, shard, ports, 0, ())
+    return Notification(time, shard, ports, 0, [])
 
 
 def _drain(queue, is_complete):

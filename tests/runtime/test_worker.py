@@ -17,6 +17,7 @@ from timelyml.graph import (
     Pipeline,
 )
 from timelyml.progress import Summary
+from timelyml.runtime.effects import Released
 from timelyml.runtime.operator import Logic
 
 MODES = pytest.mark.parametrize("mode", ["broadcast", "accumulator"])
@@ -415,3 +416,66 @@ def test_gradients_may_come_back_by_a_port_that_advances_time():
     )
 
     assert World().run(builder.build()) == [(t, 0, t) for t in range(4)]
+
+
+def test_a_notification_asked_for_by_two_ports_may_send_what_either_leads_to():
+    identity = Summary.identity(0)
+
+    def on_batch(shard, delivery):
+        shard.notify_at(delivery.time)
+
+    def on_notify(shard, time):
+        shard.output(0).send(time, ["zero"])
+        shard.output(1).send(time, ["one"])
+
+    builder = GraphBuilder("pair")
+    (stream,) = builder.add_operator(
+        "source",
+        "source",
+        logic=source(1, _rows),
+        states=("state",),
+        is_source=True,
+        num_shards=1,
+    )
+    outputs = builder.add_operator(
+        "pair",
+        "pair",
+        inputs=[InputSpec(stream), InputSpec(stream)],
+        num_outputs=2,
+        summaries=[[[identity], []], [[], [identity]]],
+        logic=Logic(on_batch=on_batch, on_notify=on_notify),
+    )
+    for number, output in enumerate(outputs):
+        builder.add_operator(
+            f"sink{number}",
+            "sink",
+            inputs=[InputSpec(output)],
+            num_outputs=0,
+            logic=Logic(on_batch=_collect),
+        )
+
+    assert World().run(builder.build()) == [(0, 0, ["zero"]), (0, 0, ["one"])]
+
+
+def test_what_is_collected_on_notification_is_released_whole():
+    def on_batch(shard, delivery):
+        shard.notify_at(delivery.time)
+
+    def on_notify(shard, time):
+        shard.emit("collect", (time, [shard.index]))
+
+    graph = chain(
+        Logic(on_batch=on_batch, on_notify=on_notify), Broadcast(), payload_of=_rows
+    )
+    world = World(2)
+
+    world.run(graph)
+
+    released = [each for each in world.effects if isinstance(each, Released)]
+    times = [each.time for each in released]
+    assert times == sorted(set(times))
+    assert all(len(each.items) == 4 for each in released)
+
+
+def _collect(shard, delivery):
+    shard.emit("collect", (delivery.time, delivery.payload))

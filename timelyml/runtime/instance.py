@@ -8,7 +8,7 @@ the callback had its chance to retain a capability, never before.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from timelyml.errors import CapabilityError
@@ -287,24 +287,34 @@ class OperatorInstance:
     ) -> None:
         """Ask for a notification; see `Shard.notify_at`."""
         wanted = self._all_ports if ports is None else ports
-        if (shard, time, wanted) in self._notifications:
-            return
         via = self._context_port
-        if outputs is None:
-            outputs = tuple(
-                output
-                for output in range(self.spec.num_outputs)
-                if via < 0 or self._summaries[via][output]
-            )
-        capabilities = tuple(
+        pending = self._notifications.find(shard, time, wanted)
+        if pending is not None and (via, outputs) in pending.asked:
+            return
+        held_already = [] if pending is None else pending.capabilities
+        held = {(each.location, each.time) for each in held_already}
+        capabilities = [
             self._hold(output, held_at, shard, time)
-            for output in outputs
+            for output in self._outputs_to_hold(outputs)
             for held_at in self._times_at(output, time)
-        )
-        self._notifications.add(
-            Notification(time, shard, wanted, max(via, BY_CAPABILITY), capabilities),
-            is_monotone=self._is_total and not any(self._dense[p] for p in wanted),
-        )
+            if (self._output_locations[output], held_at) not in held
+        ]
+        if pending is None:
+            pending = Notification(
+                time, shard, wanted, max(via, BY_CAPABILITY), capabilities
+            )
+            is_monotone = self._is_total and not any(self._dense[p] for p in wanted)
+            self._notifications.add(pending, is_monotone=is_monotone)
+        else:
+            pending.capabilities.extend(capabilities)
+        pending.asked.add((via, outputs))
+
+    def _outputs_to_hold(self, outputs: tuple[int, ...] | None) -> Iterable[int]:
+        via = self._context_port
+        if outputs is not None:
+            return outputs
+        everything = range(self.spec.num_outputs)
+        return [o for o in everything if via < 0 or self._summaries[via][o]]
 
     def _times_at(self, output: int, time: Timestamp) -> list[Timestamp]:
         if self._context_port < 0:

@@ -25,14 +25,16 @@ class Notification:
 
     `via_port` is the input port whose summaries justify what the callback
     sends; -1 where a held capability does. The capabilities keep the times that
-    may be sent at open until the callback has run.
+    may be sent at open until the callback has run; asking again, by another port or
+    for other outputs, adds to them. `asked` remembers who asked, by port and outputs.
     """
 
     time: Timestamp
     shard: int
     ports: Ports
     via_port: int = field(compare=False)
-    capabilities: tuple[Capability, ...] = field(compare=False)
+    capabilities: list[Capability] = field(compare=False)
+    asked: set[tuple[int, Ports | None]] = field(compare=False, default_factory=set)
 
 
 class NotificationQueue:
@@ -44,19 +46,20 @@ class NotificationQueue:
         # for every shard, so that only the head needs a look; else a sorted list.
         self._heaps: dict[Ports, list[Notification]] = {}
         self._sorted: dict[Ports, list[Notification]] = {}
-        self._keys: set[tuple[int, Timestamp, Ports]] = set()
+        self._pending: dict[tuple[int, Timestamp, Ports], Notification] = {}
         self._open_times: dict[int, list[Timestamp]] = {}  # by shard, ascending
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._pending)
 
-    def __contains__(self, key: tuple[int, Timestamp, Ports]) -> bool:
-        return key in self._keys
+    def find(self, shard: int, time: Timestamp, ports: Ports) -> Notification | None:
+        """Return the request for that shard, time and ports, if it is pending."""
+        return self._pending.get((shard, time, ports))
 
     def add(self, notification: Notification, *, is_monotone: bool) -> None:
         """Add a request that is not there yet."""
         ports = notification.ports
-        self._keys.add((notification.shard, notification.time, ports))
+        self._pending[notification.shard, notification.time, ports] = notification
         if is_monotone and not self._in_order:
             heapq.heappush(self._heaps.setdefault(ports, []), notification)
         else:
@@ -94,7 +97,7 @@ class NotificationQueue:
 
     def _remove(self, notification: Notification) -> None:
         ports = notification.ports
-        self._keys.discard((notification.shard, notification.time, ports))
+        del self._pending[notification.shard, notification.time, ports]
         heap = self._heaps.get(ports)
         if heap and heap[0] is notification:
             heapq.heappop(heap)

@@ -36,7 +36,7 @@ class Collector:
         """
         released: list[Released] = []
         for operator, times in list(self._pending.items()):
-            location = self._graph.location_of_input(operator)
+            location = self._graph.location_of_output(operator)
             name = self._graph.operators[operator].name
             passed = [t for t in times if self._tracker.has_passed(location, t)]
             for time in sorted(passed):

@@ -186,9 +186,9 @@ class Shard:
     ) -> None:
         """Ask for `on_notify(time)` once `ports` are complete at `time`.
 
-        Asking again for the same time and ports changes nothing. Until the
-        callback has run, the runtime keeps the right to send at what `time`
-        becomes at each of `outputs`.
+        Asking again for the same time and ports brings no second callback. Until
+        the callback has run, the runtime keeps the right to send at what `time`
+        becomes at each of `outputs`, of every call.
 
         Args:
             time: At or after the delivery or notification being processed.
