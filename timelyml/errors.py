@@ -90,6 +90,14 @@ class ConfigError(TimelyError):
     """An option has a value that cannot work."""
 
 
+class ScheduleError(TimelyError):
+    """A pipeline schedule cannot run; `reason` is a word, `rank` and `row` the place."""
+
+
+class ScheduleDeadlockError(ScheduleError):
+    """Ranks of a pipeline wait for each other for ever; `cycle` names the waits."""
+
+
 # The user's function -------------------------------------------------------------
 
 
