@@ -424,10 +424,10 @@ class Stream:
             dense: The reader counts blocks instead of waiting for a frontier.
 
         >>> flow = Dataflow(num_shards=2)
-        >>> words = flow.source(["a", "b", "a"]).exchange(lambda word: word)
-        >>> _ = words.fold(0, lambda n, word: n + 1).collect()
-        >>> sorted(flow.run()["out"])
-        [1, 2]
+        >>> spread = flow.source([1, 2, 3, 5]).exchange(lambda n: n)
+        >>> _ = spread.fold(0, lambda total, n: total + n).collect()
+        >>> flow.run()["out"]
+        [2, 9]
         """
         return self._with(
             operators.exchange(

@@ -157,7 +157,9 @@ def test_inspect_batch_sees_times_and_payloads(capsys):
     assert capsys.readouterr().out == "0 [0, 1]\n1 [2]\n"
 
 
-@pytest.mark.parametrize("method", ["map", "map_batch", "flat_map", "filter", "inspect"])
+@pytest.mark.parametrize(
+    "method", ["map", "map_batch", "flat_map", "filter", "inspect"]
+)
 def test_what_cannot_be_called_is_refused_by_the_call_that_takes_it(method):
     stream = Dataflow().source([1])
 

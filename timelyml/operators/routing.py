@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import count
+from operator import index
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -170,22 +172,24 @@ def _parted(
     """Add an operator that sends each record to the output that `choose` names."""
 
     def on_batch(shard: Shard, delivery: Delivery) -> Iterator[None]:
-        payload = delivery.payload
-        chosen: list[int] = []
-        yield from in_steps(
-            records_of(payload), lambda record: chosen.append(choose(record))
-        )
-        parts = np.asarray(chosen)
-        for part in np.unique(parts):
+        rows: dict[int, list[int]] = {}
+        numbers = count()
+
+        def visit(record: Any) -> None:
+            part = index(choose(record))
             if not 0 <= part < num_parts:
                 raise RoutingError(
-                    f"operator {shard.operator!r} has no such part; got {part!r}; "
+                    f"operator {shard.operator!r} has no such part; got {part}; "
                     f"expected 0 to {num_parts - 1}; correct what chooses the part",
                     operator=shard.operator,
-                    part=int(part),
+                    part=part,
                 )
-            rows = take(payload, np.flatnonzero(parts == part))
-            shard.output(int(part)).send(delivery.time, rows)
+            rows.setdefault(part, []).append(next(numbers))
+
+        yield from in_steps(records_of(delivery.payload), visit)
+        for part in sorted(rows):
+            payload = take(delivery.payload, np.asarray(rows[part]))
+            shard.output(part).send(delivery.time, payload)
 
     logic = Logic(on_batch=on_batch)
     return add_operator(kind, [up], logic, name=name, num_outputs=num_parts)
