@@ -15,7 +15,7 @@ from statistics import median
 from benchmarks.bare import round_trips
 from benchmarks.pulse import pulse_graph
 from benchmarks.report import Report, percentile
-from timelyml.runtime import Cluster
+from timelyml import Cluster
 
 WARM_UP = 50  # the first epochs wait for the slowest worker to start
 BARE = "bare_round_trip"
@@ -40,7 +40,7 @@ def measure(num_rounds: int, num_epochs: int) -> list[dict[str, list[float]]]:
     rounds = []
     with (
         round_trips() as trips,
-        Cluster(workers=1, mode="inprocess") as alone,
+        Cluster(workers=1, mode="inline") as alone,
         Cluster(workers=2, mode="processes") as pair,
     ):
         trips.measure(WARM_UP)

@@ -10,10 +10,9 @@ from __future__ import annotations
 import time
 from functools import partial
 
+from timelyml import Delivery, Logic, Shard
 from timelyml.graph import PER_WORKER, Direct, Graph, GraphBuilder, StreamRef
 from timelyml.operators import OperatorBuilder, collect, gather
-from timelyml.runtime.operator import Delivery, Logic
-from timelyml.runtime.shard import Shard
 
 RECORDS, SAMPLES = 0, 1  # outputs of the pacer
 

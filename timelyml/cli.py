@@ -25,6 +25,7 @@ from timelyml.errors import (
     ConfigError,
     GraphError,
     OperatorError,
+    PlacementError,
     ShippingError,
     TimelyError,
 )
@@ -44,9 +45,9 @@ app = typer.Typer(
 class Mode(StrEnum):
     """Where the workers of a run live."""
 
-    PROCESSES = "processes"
+    INLINE = "inline"
     THREADS = "threads"
-    INPROCESS = "inprocess"
+    PROCESSES = "processes"
 
 
 class Wire(StrEnum):
@@ -87,31 +88,39 @@ def run(
     target: Target,
     *,
     workers: Annotated[
-        int, typer.Option("--workers", "-w", min=1, help="Number of workers.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            "--workers",
+            "-w",
+            min=1,
+            help="Number of worker processes. Default: none, this process works.",
+        ),
+    ] = None,
     mode: Annotated[
-        Mode | None,
-        typer.Option(help="Default: inprocess for one worker, else processes."),
+        Mode | None, typer.Option(help="Where workers live, if not in processes.")
     ] = None,
     transport: Annotated[
-        Wire, typer.Option(help="Between worker processes.")
-    ] = Wire.IPC,
+        Wire | None, typer.Option(help="Between worker processes. Default: ipc.")
+    ] = None,
     print_: Annotated[
         list[str] | None,
         typer.Option(
             "--print",
             metavar="NAME",
-            help="Print what collect(NAME) gathered, a record a line; repeatable.",
+            help="Print what collect(name) gathered, a record a line; repeatable.",
         ),
     ] = None,
 ) -> None:
-    """Run a dataflow to its end."""
+    """Run a dataflow to its end; the first Ctrl-C drains it."""
     with _exit_codes():
         flow = _load(target)
+        _check_names(flow, print_ or [])
         result = flow.run(
-            workers=workers, mode=mode and mode.value, transport=transport.value
+            workers,
+            mode=None if mode is None else mode.value,
+            transport=None if transport is None else transport.value,
         )
-        for name in print_ or ():
+        for name in print_ or []:
             for record in result[name]:
                 typer.echo(record)
 
@@ -126,8 +135,8 @@ def graph(
 ) -> None:
     """Print a dataflow's graph without running it."""
     with _exit_codes():
-        built = _load(target).build()
-        typer.echo(built.to_mermaid() if mermaid else built.describe())
+        flow = _load(target)
+        typer.echo(flow.to_mermaid() if mermaid else flow.describe())
 
 
 @contextmanager
@@ -141,16 +150,27 @@ def _exit_codes() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
-    except (ConfigError, GraphError, ShippingError) as error:
-        _complain(error)
-        raise typer.Exit(REFUSED) from None
     except OperatorError as error:
-        typer.echo(getattr(error, "traceback_text", ""), err=True)
+        typer.echo(error.values.get("traceback_text", "").rstrip(), err=True)
         _complain(error)
         raise typer.Exit(FAILED) from None
+    except (ConfigError, GraphError, PlacementError, ShippingError) as error:
+        _complain(error)
+        raise typer.Exit(REFUSED) from None
     except TimelyError as error:
         _complain(error)
         raise typer.Exit(FAILED) from None
+
+
+def _check_names(flow: Dataflow, names: list[str]) -> None:
+    """Refuse a name to print before anything runs, rather than after."""
+    collected = [spec.name for spec in flow.build().operators if spec.kind == "collect"]
+    for name in names:
+        if name not in collected:
+            raise ConfigError(
+                f"dataflow {flow.name!r} collects nothing of that name; got --print "
+                f"{name!r}; expected one of {collected}; collect it in the flow"
+            )
 
 
 def _complain(error: Exception) -> None:
@@ -222,3 +242,7 @@ def _user_traceback() -> Iterator[None]:
 
 def _is_loader(filename: str) -> bool:
     return filename in (__file__, importlib.__file__) or filename.startswith("<frozen ")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""The command line: what it prints where, and with which code it leaves."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+from typer.testing import CliRunner
+
+from timelyml.cli import app
+
+FLOWS = """
+import sys
+import time
+
+from timelyml import Dataflow
+
+flow = Dataflow("words")
+words = flow.source(["to be or", "not to be"]).flat_map(str.split)
+words.reduce(str, lambda a, b: a + b, value=lambda word: 1).collect("counts")
+words.collect("words")
+
+
+def made():
+    return flow
+
+
+def divided():
+    flow = Dataflow("divided")
+    flow.source([1, 0]).map(lambda record: 1 // record, name="divide").collect()
+    return flow
+
+
+def looped():
+    flow = Dataflow("looped")
+    flow.feedback(name="again")
+    return flow
+
+
+def locked():
+    import threading
+
+    lock = threading.Lock()
+    flow = Dataflow("locked")
+    flow.source([1]).map(lambda record: lock and record, name="guard").collect()
+    return flow
+
+
+def mistaken():
+    return undefined_name
+
+
+def endless():
+    def forever(shard, num_shards):
+        print("started", file=sys.stderr, flush=True)
+        while True:
+            yield [shard]
+
+    flow = Dataflow("endless")
+    flow.source(forever).sink(lambda shard, delivery: None)
+    return flow
+
+
+number = 7
+"""
+
+
+@pytest.fixture
+def timelyml(tmp_path, monkeypatch):
+    """Call the command in a directory that holds `flows.py`."""
+    (tmp_path / "flows.py").write_text(FLOWS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "flows", raising=False)
+
+    def call(*arguments: str):
+        return CliRunner().invoke(app, list(arguments))
+
+    yield call
+    sys.modules.pop("flows", None)
+
+
+def test_version_is_that_of_the_package(timelyml):
+    done = timelyml("--version")
+
+    assert (done.exit_code, done.stdout) == (0, f"timelyml {version('timelyml')}\n")
+
+
+@pytest.mark.parametrize(
+    "target", ["flows:flow", "flows", "flows.py:flow", "flows:made"]
+)
+def test_collected_records_are_printed_one_a_line(timelyml, target):
+    done = timelyml("run", target, "--print", "counts")
+
+    expected = ["('be', 2)", "('not', 1)", "('or', 1)", "('to', 2)"]
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == expected
+
+
+def test_nothing_is_printed_unless_asked_for(timelyml):
+    done = timelyml("run", "flows:flow")
+
+    assert (done.exit_code, done.output) == (0, "")
+
+
+@pytest.mark.parametrize("where", [["-w", "2"], ["-w", "2", "--mode", "threads"]])
+def test_a_file_runs_on_several_workers(timelyml, where):
+    done = timelyml("run", "flows.py", *where, "--print", "words")
+
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert sorted(done.stdout.split()) == ["be", "be", "not", "or", "to", "to"]
+
+
+def test_workers_may_talk_over_tcp(timelyml):
+    done = timelyml(
+        "run", "flows", "-w", "2", "--transport", "tcp", "--print", "counts"
+    )
+
+    assert (done.exit_code, len(done.stdout.splitlines())) == (0, 4)
+
+
+def test_a_failed_operator_shows_the_users_lines_and_leaves_with_1(timelyml):
+    done = timelyml("run", "flows:divided")
+
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "1 // record" in done.stderr
+    assert "cli.py" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("timelyml: operator 'divide' failed on worker 0, shard 0")
+    assert "ZeroDivisionError" in last
+
+
+def test_an_error_in_the_module_shows_the_users_lines_and_leaves_with_1(timelyml):
+    done = timelyml("graph", "flows:mistaken")
+
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[0] == "Traceback (most recent call last):"
+    assert "flows.py" in done.stderr.splitlines()[1]
+    assert done.stderr.splitlines()[-1].startswith("NameError: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["run", "nowhere:flow"], "module 'nowhere' cannot be found"),
+        (["run", "nowhere.py:flow"], "file 'nowhere.py' does not exist"),
+        (["run", "flows:nothing"], "names no dataflow"),
+        (["run", "flows:number"], "names no dataflow; got 7"),
+        (["run", "flows:flow", "--print", "out"], "collects nothing of that name"),
+        (["run", "flows:flow", "--mode", "inline", "-w", "2"], "'workers' cannot work"),
+        (["run", "flows:looped"], "loop 'again' is never connected"),
+        (["run", "flows:locked"], "operator 'guard' cannot be shipped"),
+        (["graph", "flows:looped"], "loop 'again' is never connected"),
+    ],
+)
+def test_what_is_refused_is_said_in_one_line_and_leaves_with_2(
+    timelyml, arguments, reason
+):
+    done = timelyml(*arguments)
+
+    (line,) = done.stderr.splitlines()
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert line.startswith("timelyml: ")
+    assert reason in line
+
+
+@pytest.mark.parametrize(
+    "arguments", [["run"], ["walk", "flows"], ["run", "flows", "-w", "0"]]
+)
+def test_wrong_usage_leaves_with_2(timelyml, arguments):
+    done = timelyml(*arguments)
+
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "Usage: " in done.stderr
+
+
+def test_a_module_that_misses_another_shows_its_own_traceback(timelyml, tmp_path):
+    (tmp_path / "needy.py").write_text("import surely_not_installed\n")
+
+    done = timelyml("run", "needy:flow")
+
+    assert done.exit_code == 1
+    assert done.stderr.splitlines()[-1].startswith("ModuleNotFoundError: ")
+
+
+def test_a_graph_is_printed_as_text_or_as_mermaid(timelyml):
+    text, mermaid = timelyml("graph", "flows"), timelyml("graph", "flows", "--mermaid")
+
+    assert (text.exit_code, mermaid.exit_code) == (0, 0)
+    assert text.stdout.startswith("dataflow words\n")
+    assert mermaid.stdout.startswith("flowchart ")
+    assert "counts" in text.stdout
+    assert "counts" in mermaid.stdout
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+)
+def test_a_signal_drains_the_run_and_leaves_with_its_code(tmp_path, number, code):
+    (tmp_path / "flows.py").write_text(FLOWS)
+    command = [sys.executable, "-m", "timelyml.cli", "run", "flows:endless", "-w", "2"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stderr.readline() == "started\n"
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+
+    assert (process.returncode, out) == (code, "")
+    assert set(err.splitlines()) <= {"started"}
