@@ -128,7 +128,7 @@ def _rows(
         StallRow(
             place, operator, time, entry[2], worker, _sites(entry[3]), _holds(entry[2])
         )
-        for worker, entries in holdings.items()
+        for worker, entries in sorted(holdings.items())
         for entry in entries
         if entry[0] == location and entry[1] == time
     ]
