@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tests.runtime.world import World
-from timelyml.errors import CapabilityError, OperatorError, RoutingError
+from timelyml.errors import CapabilityError, OperatorError, PeerError, RoutingError
+from timelyml.exchange import CONTROLLER, Incoming, Lane, LinkFailure
 from timelyml.graph import (
     Broadcast,
     Direct,
@@ -479,3 +480,23 @@ def test_what_is_collected_on_notification_is_released_whole():
 
 def _collect(shard, delivery):
     shard.emit("collect", (delivery.time, delivery.payload))
+
+
+def test_a_run_ends_at_once_on_a_worker_that_lost_a_link_before():
+    world = World(2)
+    world.controller.step()
+    hub = world.workers[0]._transport._hub
+    hub.transport(0).put(Incoming(1, LinkFailure("it was cut")), Lane.CONTROL)
+
+    with pytest.raises(PeerError, match="worker 0 lost its link from worker 1"):
+        world.run(chain(summing(), Pipeline(), payload_of=_rows))
+
+
+def test_a_worker_that_lost_its_controller_leaves():
+    world = World(1)
+    hub = world.workers[0]._transport._hub
+    hub.transport(0).put(Incoming(CONTROLLER, LinkFailure("it was cut")), Lane.CONTROL)
+
+    world.workers[0].step()
+
+    assert world.workers[0].is_stopped

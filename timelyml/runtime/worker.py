@@ -63,6 +63,7 @@ class Worker:
         self._dataflows: dict[int, Dataflow] = {}
         self._started: list[Dataflow] = []
         self._finishing: set[int] = set()  # complete, but not yet known to be here
+        self._broken: PeerError | None = None  # of a link: no run can work any more
         self._handlers: dict[type, Callable[[int, Any], None]] = {
             DataMessage: self._on_data,
             ProgressMessage: self._on_progress,
@@ -142,6 +143,9 @@ class Worker:
 
     def _on_deploy(self, _: int, message: Deploy) -> None:
         generation = message.generation
+        if self._broken is not None:
+            self._report(generation, self._broken)
+            return
         try:
             shipped = unship(message.shipped)
             graph = shipped.graph.resolve(message.num_workers)
@@ -211,6 +215,9 @@ class Worker:
         self._transport.send(CONTROLLER, report)
 
     def _on_shutdown(self, _peer: int, _message: Shutdown) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
         for dataflow in self._dataflows.values():
             dataflow.close()
         self._dataflows.clear()
@@ -220,9 +227,11 @@ class Worker:
     def _on_link_failure(self, peer: int, message: LinkFailure) -> None:
         who = "the controller" if peer == CONTROLLER else f"worker {peer}"
         msg = f"worker {self.index} lost its link from {who}: {message.reason}"
-        error = PeerError(msg, worker=peer, reason=message.reason)
+        self._broken = PeerError(msg, worker=peer, reason=message.reason)
         for generation in list(self._dataflows):
-            self._report(generation, error)
+            self._report(generation, self._broken)
+        if peer == CONTROLLER:  # nobody can tell this worker anything any more
+            self._leave()
 
     # Failure ----------------------------------------------------------------------
 
