@@ -201,7 +201,7 @@ def test_a_graph_is_printed_as_text_or_as_mermaid(timelyml):
 )
 def test_a_signal_drains_the_run_and_leaves_with_its_code(tmp_path, number, code):
     (tmp_path / "flows.py").write_text(FLOWS)
-    command = [sys.executable, "-m", "timelyml.cli", "run", "flows:endless", "-w", "2"]
+    command = [sys.executable, "-m", "timelyml", "run", "flows:endless", "-w", "2"]
     process = subprocess.Popen(
         command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

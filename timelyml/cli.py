@@ -242,7 +242,3 @@ def _user_traceback() -> Iterator[None]:
 
 def _is_loader(filename: str) -> bool:
     return filename in (__file__, importlib.__file__) or filename.startswith("<frozen ")
-
-
-if __name__ == "__main__":
-    main()
