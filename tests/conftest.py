@@ -92,11 +92,11 @@ def threads() -> set[str]:
 
 def children() -> set[int]:
     """Child processes of this process."""
-    return {
-        int(pid)
-        for task in Path("/proc/self/task").iterdir()
-        for pid in (task / "children").read_text().split()
-    }
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # a thread that ended meanwhile
+            found.update(map(int, (task / "children").read_text().split()))
+    return found
 
 
 def sockets() -> int:

@@ -1,0 +1,101 @@
+"""Work in steps: what is yielded when, and what is sent when."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from timelyml.operators import steps
+from timelyml.operators.ordered import keep, take_kept
+from timelyml.runtime.operator import Delivery
+
+
+class Sent:
+    """An output that remembers."""
+
+    def __init__(self):
+        self.blocks = []
+
+    def send(self, time, payload):
+        self.blocks.append((time, list(payload)))
+
+
+def test_fast_work_sends_one_block_for_one_block(monkeypatch):
+    monkeypatch.setattr(steps._time, "monotonic", lambda: 0.0)
+    output = Sent()
+
+    for _ in steps.send_in_steps(output, 7, range(100), lambda chunk: chunk):
+        pass
+
+    assert output.blocks == [(7, list(range(100)))]
+
+
+def test_there_is_a_yield_every_few_records():
+    sizes = []
+    work = steps.send_in_steps(
+        Sent(), 0, range(100), lambda chunk: sizes.append(len(chunk)) or []
+    )
+
+    num_yields = sum(1 for _ in work)
+
+    assert max(sizes) == steps.RECORDS_PER_STEP
+    assert (sum(sizes), len(sizes)) == (100, num_yields)
+
+
+def test_an_endless_generator_is_left_every_few_results():
+    output = Sent()
+    work = steps.send_in_steps(output, 0, [1], lambda _: itertools.count())
+
+    for _ in range(3 * steps.RECORDS_PER_BLOCK // steps.RESULTS_PER_STEP):
+        next(work)
+
+    assert len(output.blocks) >= 2
+    sent = [n for _, block in output.blocks for n in block]
+    assert sent == list(range(len(sent)))
+
+
+def test_results_of_slow_work_are_sent_before_it_is_done(monkeypatch):
+    now = itertools.count(step=steps.MAX_DELAY_S / 3)
+    monkeypatch.setattr(steps._time, "monotonic", lambda: next(now))
+    output = Sent()
+    work = steps.send_in_steps(output, 0, range(1000), lambda chunk: chunk)
+
+    for _ in range(4):
+        next(work)
+
+    assert 0 < len(output.blocks[0][1]) <= 4 * steps.RECORDS_PER_STEP
+
+
+@given(st.lists(st.lists(st.integers(), max_size=40), max_size=40))
+def test_steps_change_neither_records_nor_their_order(records):
+    output = Sent()
+
+    for _ in steps.send_in_steps(output, 0, records, itertools.chain.from_iterable):
+        pass
+
+    sent = [n for _, block in output.blocks for n in block]
+    assert sent == [n for record in records for n in record]
+    assert all(block for _, block in output.blocks)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 1), st.integers(0, 3), st.integers(0, 2)), max_size=30
+    )
+)
+def test_kept_blocks_come_by_producer_then_as_they_came(deliveries):
+    cell = {}
+    for index, (port, producer, time) in enumerate(deliveries):
+        keep(cell, Delivery(port, time, [index], 1, producer))
+
+    for time, port in itertools.product(range(3), range(2)):
+        expected = sorted(
+            (producer, index)
+            for index, (p, producer, t) in enumerate(deliveries)
+            if (p, t) == (port, time)
+        )
+        found = take_kept(cell, time, port)
+        assert found == [[index] for _, index in expected]
+    assert cell == {}
