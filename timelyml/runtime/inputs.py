@@ -56,8 +56,6 @@ class InputHandle:
         self._epoch = 0
         self._is_closed = False
         self._lock = threading.RLock()
-        with self._record.changed:
-            self._record.input_epochs[self.name] = 0
 
     @property
     def time(self) -> int:
@@ -180,7 +178,7 @@ class InputHandle:
         outstanding = record.outstanding_bytes[self.name]
         if outstanding > 0 and outstanding + size > INPUT_LIMIT_BYTES:
             return False
-        oldest = record.oldest_epochs.get(self._operator)
+        oldest = record.oldest_epochs.get(self._operator, 0)
         if oldest is None or self._epoch - oldest < self._max_epochs_ahead:
             return True
         return oldest >= min(record.input_epochs.values(), default=oldest)

@@ -63,11 +63,12 @@ class RunRecord:
             if spec.kind == PROBE_KIND
         }
         self.oldest_epochs: dict[int, int | None] = {}
-        self.input_epochs: dict[str, int] = {}  # of open input handles
-        self.outstanding_bytes: Counter[str] = Counter()  # by input
-        self._input_names = {
-            spec.name for spec in graph.operators if spec.kind == INPUT_KIND
+        # Of open inputs; one that nobody asked for yet stands at its start.
+        self.input_epochs = {
+            spec.name: 0 for spec in graph.operators if spec.kind == INPUT_KIND
         }
+        self.outstanding_bytes: Counter[str] = Counter()  # by input
+        self._input_names = frozenset(self.input_epochs)
         self._batches: dict[str, list[tuple[Timestamp, int, Any]]] = {
             spec.name: [] for spec in graph.operators if spec.kind == COLLECT_KIND
         }

@@ -27,6 +27,7 @@ from timelyml.runtime.effects import (
     Effect,
     Ended,
     Inspected,
+    OldestEpochs,
     Send,
     Started,
 )
@@ -248,7 +249,12 @@ class RunState:
         self._phase_deadline = None
         if self.plan.config.timeout_s is not None:
             self._time_limit = now + self.plan.config.timeout_s
-        effects = [*self._to_all(Start(self.plan.generation)), Started(), *self._early]
+        effects = [
+            *self._to_all(Start(self.plan.generation)),
+            Started(),
+            OldestEpochs(self._progress.oldest_epochs()),
+            *self._early,
+        ]
         self._early.clear()
         return effects + (self.stop_sources() if self._is_stop_wanted else [])
 
