@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from timelyml.errors import CapabilityError
 from timelyml.progress import CapabilityTable
 
@@ -9,11 +11,12 @@ from timelyml.progress import CapabilityTable
 class FakeShard:
     """Records what an operator's logic asks for; grants epochs up to `last_epoch`."""
 
-    def __init__(self, index=0, num_shards=1, *, last_epoch=10**9):
+    def __init__(self, index=0, num_shards=1, *, last_epoch=10**9, tick_s=0.0):
         self.index = index
         self.num_shards = num_shards
         self.operator = "operator under test"
         self.last_epoch = last_epoch
+        self._clock = itertools.count(step=tick_s)
         self.state = {}
         self.sent = []
         self.activations = 0
@@ -38,6 +41,9 @@ class FakeShard:
         if not self._table.covers(0, time):
             raise CapabilityError(f"nothing justifies {time}")
         self.sent.append((time, payload, is_last))
+
+    def now(self):
+        return next(self._clock)
 
     def activate(self):
         self.activations += 1

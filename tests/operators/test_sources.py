@@ -118,11 +118,9 @@ def test_stop_ends_an_endless_source(cluster):
     assert len(found) >= 6
 
 
-def test_records_that_come_slowly_are_sent_before_the_batch_is_full(monkeypatch):
-    now = itertools.count(step=readers.MAX_DELAY_S / 2)
-    monkeypatch.setattr(readers._time, "monotonic", lambda: next(now))
+def test_records_that_come_slowly_are_sent_before_the_batch_is_full():
     stream = Dataflow().source(range(100), batch_size=90)
-    shard = FakeShard()
+    shard = FakeShard(tick_s=readers.MAX_DELAY_S / 2)
     logic = logic_of(stream)
     logic.on_start(shard)
 

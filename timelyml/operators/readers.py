@@ -7,7 +7,6 @@ need not be remembered.
 
 from __future__ import annotations
 
-import time as _time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -17,6 +16,7 @@ import numpy as np
 
 from timelyml.errors import GraphError, TimeError
 from timelyml.exchange import as_payload, num_records, size_bytes, slice_rows
+from timelyml.runtime.shard import Shard
 
 RECORDS_PER_BATCH = 1024
 BYTES_PER_BATCH = 4 << 20  # an eighth of the default credit of a channel
@@ -52,9 +52,7 @@ START = (0, 0)
 class Reader(Protocol):
     """Something that a source can read."""
 
-    def pieces(
-        self, shard_index: int, num_shards: int, position: tuple[int, int]
-    ) -> Pieces:
+    def pieces(self, shard: Shard, position: tuple[int, int]) -> Pieces:
         """Read what belongs to one shard, from `position` on."""
         ...
 
@@ -71,18 +69,15 @@ class RecordReader:
     batch_size: int
     records_per_epoch: int | None
 
-    def pieces(
-        self, shard_index: int, num_shards: int, position: tuple[int, int]
-    ) -> Pieces:
+    def pieces(self, shard: Shard, position: tuple[int, int]) -> Pieces:
         """Read everything on shard 0, from record `position[0]` on."""
-        del num_shards
-        if shard_index:
+        if shard.index:
             return
         index = position[0]
         remaining = islice(iter(self.records), index, None)
         while True:
             epoch, room = self._epoch_of(index)
-            batch = _promptly(remaining, min(self.batch_size, room))
+            batch = _promptly(remaining, min(self.batch_size, room), shard.now)
             if not batch:
                 return
             index += len(batch)
@@ -109,15 +104,13 @@ class ColumnReader:
     batch_size: int | None
     batches_per_epoch: int | None
 
-    def pieces(
-        self, shard_index: int, num_shards: int, position: tuple[int, int]
-    ) -> Pieces:
+    def pieces(self, shard: Shard, position: tuple[int, int]) -> Pieces:
         """Read the rows of one shard, from batch `position[0]` on."""
         rows = num_records(self.columns)
-        start = shard_index * rows // num_shards
-        stop = (shard_index + 1) * rows // num_shards
+        start = shard.index * rows // shard.num_shards
+        stop = (shard.index + 1) * rows // shard.num_shards
         size = self.batch_size or _rows_per_batch(self.columns)
-        most_rows = -(-rows // num_shards)
+        most_rows = -(-rows // shard.num_shards)
         num_batches = -(-most_rows // size)
         per_epoch = self.batches_per_epoch or max(num_batches, 1)
         for batch in range(position[0], num_batches):
@@ -136,13 +129,11 @@ class FunctionReader:
     fn: Callable[[int, int], Iterable[Any]]
     batch_size: int | None
 
-    def pieces(
-        self, shard_index: int, num_shards: int, position: tuple[int, int]
-    ) -> Pieces:
+    def pieces(self, shard: Shard, position: tuple[int, int]) -> Pieces:
         """Read one shard's items, from item `position[0]` and its epoch on."""
         num_skipped, epoch = position
         num_items = 0
-        for item in self._open(shard_index, num_shards):
+        for item in self._open(shard.index, shard.num_shards):
             if item is None:
                 yield None
                 continue
@@ -203,15 +194,15 @@ def _split_item(item: Any) -> tuple[int | None, Any]:
     return None, item
 
 
-def _promptly(records: Iterator[Any], most: int) -> list[Any]:
+def _promptly(records: Iterator[Any], most: int, now: Callable[[], float]) -> list[Any]:
     """Take up to `most` records; fewer, but at least one, if they are slow to come."""
     batch: list[Any] = []
-    send_by = _time.monotonic() + MAX_DELAY_S
+    send_by = now() + MAX_DELAY_S
     while len(batch) < most:
         wanted = min(RECORDS_PER_LOOK, most - len(batch))
         taken = list(islice(records, wanted))
         batch += taken
-        if len(taken) < wanted or _time.monotonic() >= send_by:
+        if len(taken) < wanted or now() >= send_by:
             break
     return batch
 

@@ -109,9 +109,9 @@ def filter(  # noqa: A001  the name that every dataflow library uses
         return [record for record in records if predicate(record)]
 
     def on_batch(shard: Shard, delivery: Delivery) -> Steps:
-        output, time, payload = shard.output(), delivery.time, delivery.payload
+        time, payload = delivery.time, delivery.payload
         if isinstance(payload, list):
-            return send_in_steps(output, time, payload, work)
+            return send_in_steps(shard, time, payload, work)
         return _filter_columns(shard, time, payload, predicate)
 
     (out,) = add_operator("filter", [up], Logic(on_batch=on_batch), name=name)
@@ -182,7 +182,7 @@ def _per_record(
 
     def on_batch(shard: Shard, delivery: Delivery) -> Iterator[None]:
         records = records_of(delivery.payload)
-        return send_in_steps(shard.output(), delivery.time, records, work)
+        return send_in_steps(shard, delivery.time, records, work)
 
     (out,) = add_operator(kind, [up], Logic(on_batch=on_batch), name=name)
     return out

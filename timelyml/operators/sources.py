@@ -131,9 +131,7 @@ class Cursor:
         """
         if self._next is None:
             if self._pieces is None:
-                self._pieces = reader.pieces(
-                    shard.index, shard.num_shards, self.position
-                )
+                self._pieces = reader.pieces(shard, self.position)
             self._next = next(self._pieces)
         return self._next
 

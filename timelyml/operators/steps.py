@@ -8,13 +8,12 @@ one block.
 
 from __future__ import annotations
 
-import time as _time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
 from timelyml.progress import Timestamp
-from timelyml.runtime.shard import Output
+from timelyml.runtime.shard import Shard
 
 RECORDS_PER_STEP = 16
 RESULTS_PER_STEP = RECORDS_PER_STEP + 1  # so that one result a record ends the step
@@ -26,23 +25,24 @@ Work = Callable[[list[Any]], Iterable[Any]]
 
 
 def send_in_steps(
-    output: Output, time: Timestamp, records: Iterable[Any], work: Work
+    shard: Shard, time: Timestamp, records: Iterable[Any], work: Work
 ) -> Iterator[None]:
     """Send the results of all `records` at `time`; yields every few of them."""
+    output, now = shard.output(), shard.now
     remaining = iter(records)
     results: list[Any] = []
-    send_by = _time.monotonic() + MAX_DELAY_S
+    send_by = now() + MAX_DELAY_S
     while chunk := list(islice(remaining, RECORDS_PER_STEP)):
         produced = iter(work(chunk))
         while True:
             before = len(results)
             results.extend(islice(produced, RESULTS_PER_STEP))
             is_chunk_over = len(results) - before < RESULTS_PER_STEP
-            if len(results) >= RECORDS_PER_BLOCK or _time.monotonic() >= send_by:
+            if len(results) >= RECORDS_PER_BLOCK or now() >= send_by:
                 if results:
                     output.send(time, results)
                 results = []
-                send_by = _time.monotonic() + MAX_DELAY_S
+                send_by = now() + MAX_DELAY_S
             yield
             if is_chunk_over:
                 break

@@ -178,6 +178,10 @@ class Dataflow:
 
     # What instances call (see `Turn`) -----------------------------------------------
 
+    def now(self) -> float:
+        """Seconds by the worker's clock."""
+        return self._clock()
+
     def is_over(self) -> bool:
         """Whether the present operator's share of the turn is used up."""
         return self._clock() > self._turn_end

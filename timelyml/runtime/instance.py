@@ -360,6 +360,10 @@ class OperatorInstance:
         """Run `on_activate` of a shard."""
         self._turn.activate(self.index, shard, after_s)
 
+    def now(self) -> float:
+        """Seconds by the worker's clock."""
+        return self._turn.now()
+
     def can_start_epoch(self, epoch: int) -> bool:
         """Whether the epoch credit allows `epoch` to be opened."""
         return self._turn.can_start_epoch(self.index, epoch)

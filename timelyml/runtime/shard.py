@@ -55,6 +55,9 @@ class Host(Protocol):
     def activate(self, shard: int, after_s: float) -> None:
         """Run `on_activate` of the shard, now or later."""
 
+    def now(self) -> float:
+        """Seconds by the worker's clock."""
+
     def can_start_epoch(self, epoch: int) -> bool:
         """Whether the epoch credit allows `epoch` to be opened."""
 
@@ -241,6 +244,10 @@ class Shard:
     def activate_after(self, seconds: float) -> None:
         """Run `on_activate` again after that many seconds."""
         self._host.activate(self.index, seconds)
+
+    def now(self) -> float:
+        """Seconds by the worker's clock, which a simulation replaces."""
+        return self._host.now()
 
     def can_start_epoch(self, epoch: int) -> bool:
         """Whether a source may open `epoch` now.

@@ -13,6 +13,9 @@ class Turn(Protocol):
     worker_index: int
     num_workers: int
 
+    def now(self) -> float:
+        """Seconds by the worker's clock."""
+
     def is_over(self) -> bool:
         """Whether the time budget of this turn is used up."""
 
