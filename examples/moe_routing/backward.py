@@ -21,7 +21,7 @@ import numpy as np
 
 from examples.moe_routing import model
 from examples.moe_routing.config import Settings
-from examples.moe_routing.updates import Update, apply_gradients, as_numpy, sum_in_order
+from examples.moe_routing.updates import Update, as_numpy, sum_in_order
 from timelyml.graph import (
     Broadcast,
     Direct,
@@ -188,17 +188,16 @@ def pull_embed(settings: Settings, params: Any, kept: Any, arrived: Any) -> Any:
 class ExpertBackward:
     """Updates an expert by all its rows of a step, and sends gradients of rows."""
 
-    step: Compiled
+    pull: Compiled
+    update: Update
 
     def __call__(self, firing: Firing) -> None:
         """Take one step of the optimiser."""
         blocks, state = firing.inputs[1], firing.state
         inputs = state.pop("kept")
         cotangents = pad_rows(blocks.rows["rows"], len(inputs))
-        state["params"], state["adam"], row_gradients = self.step(
-            state["params"], state["adam"], inputs, cotangents
-        )
-        state["version"] = firing.time + 1
+        gradients, row_gradients = self.pull(state["params"], inputs, cotangents)
+        self.update(state, gradients)
         reply(firing, 1, blocks, np.asarray(row_gradients))
 
 
@@ -215,22 +214,23 @@ class ExpertWeights:
         firing.send(2, [("experts", firing.shard.index, as_numpy(state["params"]))])
 
 
-def expert_rules(settings: Settings, update: Update) -> list[Rule]:
+def expert_rules(update: Update) -> list[Rule]:
     """Give the backward rule of `experts`, and the one that tells its weights."""
-    step = compiled(functools.partial(step_expert, settings), donate=(0, 1))
+    # The update is compiled apart: its shapes do not depend on the number of rows,
+    # and it takes longer to compile than all the rest.
+    backward = ExpertBackward(compiled(pull_expert), update)
     return [
-        Rule((1,), ExpertBackward(step), outputs=(1,), later=(0,)),
+        Rule((1,), backward, outputs=(1,), later=(0,)),
         Rule((0, 1, 2), ExpertWeights(update), outputs=(2,), asked_by=(2,)),
     ]
 
 
-def step_expert(
-    settings: Settings, params: Any, adam: Any, rows: jax.Array, cotangents: jax.Array
-) -> tuple[Any, Any, jax.Array]:
-    """Give an expert's next weights and optimiser state, and gradients of its rows."""
+def pull_expert(
+    params: Any, rows: jax.Array, cotangents: jax.Array
+) -> tuple[Any, jax.Array]:
+    """Give an expert's gradients, as one stacked row, and those of its rows."""
     gradients, row_gradients = expert_backward(params, rows, cotangents)
-    params, adam = apply_gradients(settings, params, adam, gradients)
-    return params, adam, row_gradients
+    return jax.tree.map(lambda leaf: leaf[None], gradients), row_gradients
 
 
 # The head, where forward turns into backward ---------------------------------------

@@ -20,11 +20,11 @@ class Settings:
     d_ff: int = 192
     window: int = 12
     batch: int = 2048
-    steps: int = 400
+    steps: int = 600
     data_shards: int = 2
     learning_rate: float = 6e-3
     warmup_steps: int = 40
-    balance: float = 0.02
+    balance: float = 0.05
     seed: int = 0
 
     def __post_init__(self) -> None:

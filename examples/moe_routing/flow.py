@@ -102,13 +102,15 @@ class ExpertForward:
 
     forward: Compiled
     update: Update
+    smallest_bucket: int
 
     def __call__(self, firing: Firing) -> None:
         """Send results back to the data shards that rows came from."""
         blocks, state = firing.inputs[0], firing.state
         self.update.catch_up(state, firing.time)
         rows = blocks.rows
-        padded = pad_rows(rows["rows"], bucket_size(len(rows["slot"])))
+        size = bucket_size(len(rows["slot"]), smallest=self.smallest_bucket)
+        padded = pad_rows(rows["rows"], size)
         state["kept"] = padded
         results = np.asarray(self.forward(state["params"], padded))
         backward.reply(firing, 0, blocks, results)
@@ -213,6 +215,8 @@ def add_training(
         regular=True,
     )
     embed = compiled(functools.partial(model.embed, settings))
+    # A quarter of the mean load: below it, compiling costs more than padding.
+    smallest = max(16, settings.batch * settings.top_k // settings.num_experts // 4)
     rows, forward, routing, embed_gradients, embed_weights, ask = add_firing_operator(
         builder,
         "embed",
@@ -237,8 +241,12 @@ def add_training(
         "experts",
         [InputSpec(rows, Direct()), loops.into_experts(), InputSpec(ask, Broadcast())],
         [
-            Rule((0,), ExpertForward(compiled(expert_forward), update), outputs=(0,)),
-            *backward.expert_rules(settings, update),
+            Rule(
+                (0,),
+                ExpertForward(compiled(expert_forward), update, smallest),
+                outputs=(0,),
+            ),
+            *backward.expert_rules(update),
         ],
         num_outputs=3,
         num_shards=settings.num_experts,

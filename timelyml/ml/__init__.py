@@ -2,6 +2,9 @@
 
 from timelyml.ml.buckets import bucket_size, cut_rows, num_rows_of, on_buckets, pad_rows
 from timelyml.ml.choice import balance_loss, choose, count_choices, routing_weights
+from timelyml.ml.compiled import Compiled, compiled
+from timelyml.ml.compute import compute
+from timelyml.ml.firing import Blocks, Firing, Rule, add_firing_operator
 from timelyml.ml.moe import (
     DispatchPlan,
     combine,
@@ -12,11 +15,18 @@ from timelyml.ml.moe import (
 )
 
 __all__ = [
+    "Blocks",
+    "Compiled",
     "DispatchPlan",
+    "Firing",
+    "Rule",
+    "add_firing_operator",
     "balance_loss",
     "bucket_size",
     "choose",
     "combine",
+    "compiled",
+    "compute",
     "count_choices",
     "cut_rows",
     "expert_backward",

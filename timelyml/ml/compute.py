@@ -14,7 +14,13 @@ from timelyml.graph import Pact, Placement, StreamRef
 from timelyml.ml.buckets import bucket_size, cut_rows, num_rows_of, pad_rows
 from timelyml.ml.compiled import Compiled, compiled
 from timelyml.ml.firing import Blocks, Firing, Rule, add_firing_operator
-from timelyml.operators.edges import Routed, StreamLike, as_input, shards_asked_for
+from timelyml.operators.edges import (
+    Routed,
+    StreamLike,
+    as_input,
+    check_stream,
+    shards_asked_for,
+)
 from timelyml.runtime.shard import Shard
 
 Init = Callable[[int], Any]
@@ -65,6 +71,8 @@ def compute(
             in number.
     """
     ups = [streams] if isinstance(streams, (StreamRef, Routed)) else list(streams)
+    for up in ups:
+        check_stream(name, up)
     pacts = _one_each(name, pact, len(ups))
     if init is not None and not callable(init):
         raise ConfigError(
