@@ -117,7 +117,8 @@ class Run:
         return self.record.future.result()
 
     def __await__(self) -> Generator[Any, None, Result]:
-        return asyncio.wrap_future(self.record.future).__await__()
+        # `yield from` keeps the run, and with it a cluster of its own, alive meanwhile.
+        return (yield from asyncio.wrap_future(self.record.future).__await__())
 
     def batches(self, name: str) -> list[tuple[Timestamp, Any]]:
         """Return (time, payload) collected so far under `name`: whole times only."""
