@@ -32,6 +32,8 @@ from timelyml.runtime.metering import Holding, holdings_of, metrics_of
 from timelyml.runtime.progress_link import ProgressLink
 from timelyml.runtime.state import StateStore
 
+# What a worker's own changes lead to at once goes out with them, in one message.
+MAX_ROUNDS = 4
 TURN_S = 0.01  # one operator's share of a turn, so that none keeps the worker
 REFUND_DELAY_S = 0.005
 STATE_CHECK_ACTIVATIONS = 8
@@ -110,14 +112,19 @@ class Dataflow:
 
     def step(self) -> bool:
         """Take one turn; True if anything was done."""
-        changes = self.progress.apply()
-        if changes:
-            self._frontiers_moved(changes)
-        worked = changes is not None
         self._run_timers()
-        if self._active:
+        worked = False
+        for _ in range(MAX_ROUNDS):
+            changes = self.progress.apply()
+            if changes:
+                self._frontiers_moved(changes)
+            if self._active:
+                self._run_active()
+            elif changes is None:
+                break
             worked = True
-            self._run_active()
+            if not self.progress.tell_itself():
+                break
         self._flush()
         return worked
 
@@ -314,17 +321,25 @@ class Dataflow:
         if is_broadcast:
             merged = self.progress.take_for_controller()
             if merged is not None:
-                self._transport.send(CONTROLLER, ProgressMessage(merged))
+                self._send_progress(CONTROLLER, ProgressMessage(merged))
         self._flush_refunds()
 
     def _tell(self, batch: Any, told: set[int]) -> None:
+        self.progress.num_riders += len(told)
         message = ProgressMessage(batch)
         if not self.progress.is_broadcast:
-            self._transport.send(CONTROLLER, message)
+            self._send_progress(CONTROLLER, message)
             return
         for peer in range(self.num_workers):
             if peer != self.worker_index and peer not in told:
-                self._transport.send(peer, message)
+                self._send_progress(peer, message)
+
+    def _send_progress(self, peer: int, message: ProgressMessage) -> None:
+        bytes_sent = self._transport.metrics.bytes_sent
+        before = bytes_sent[Lane.CONTROL]
+        self._transport.send(peer, message)
+        self.progress.num_messages += 1
+        self.progress.num_bytes += bytes_sent[Lane.CONTROL] - before
 
     def _flush_refunds(self) -> None:
         since = self._refund_since

@@ -40,13 +40,17 @@ class ProgressLink:
         self.is_broadcast = mode == "broadcast"
         self.num_batches = 0
         self.num_changes = 0
+        self.num_messages = 0  # that carried a batch and nothing else
+        self.num_bytes = 0  # of those messages; 0 where they travel by reference
+        self.num_riders = 0  # batches that rode along with data
         self._tracker = tracker
         self._clock = clock
         self._log = ProgressLog(worker_index, generation)
         self._inbox = ProgressInbox(generation)
         self._ready: list[ProgressBatch] = []
-        # In broadcast mode the controller gets merged batches: whole ones, in
-        # order, so that each is a prefix of what this worker said.
+        # In broadcast mode others get merged batches: whole ones, in order, so that
+        # each is a prefix of what this worker told itself.
+        self._peer_log = ProgressLog(worker_index, generation)
         self._watch_log = ProgressLog(worker_index, generation)
         self._has_news = False
         self._told_at = -CONTROLLER_GAP_S
@@ -65,18 +69,31 @@ class ProgressLink:
             self._tracker.update_many(batch.changes)
         return self._tracker.propagate()
 
-    def take(self) -> ProgressBatch | None:
-        """The batch to send now, if this worker's changes can move a frontier."""
+    def tell_itself(self) -> bool:
+        """In broadcast mode: end a round, if its changes can move a frontier.
+
+        They come back through `apply`, like everybody's; True if they do.
+        """
+        if not self.is_broadcast:
+            return False
         batch = self._log.take(self._tracker)
         if batch is None:
-            return None
-        self.num_batches += 1
-        self.num_changes += len(batch.changes)
+            return False
+        self._ready.append(batch)
+        self._peer_log.record_many(batch.changes)
+        self._watch_log.record_many(batch.changes)
+        self._has_news = True
+        return True
+
+    def take(self) -> ProgressBatch | None:
+        """The batch to send now: to every peer, or to the controller."""
         if self.is_broadcast:
-            self.accept(batch)
-            for location, time, delta in batch.changes:
-                self._watch_log.record(location, time, delta)
-            self._has_news = True
+            batch = self._peer_log.take(self._tracker, force=True)
+        else:
+            batch = self._log.take(self._tracker)
+        if batch is not None:
+            self.num_batches += 1
+            self.num_changes += len(batch.changes)
         return batch
 
     def controller_due(self) -> float | None:
