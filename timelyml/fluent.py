@@ -182,6 +182,11 @@ class Dataflow:
             scope=scope,
             **options,
         )
+        if pacts and len(pacts) != len(inputs):
+            raise GraphError(
+                f"operator {name or kind!r} has pacts for other inputs; got "
+                f"{len(pacts)}; expected {len(inputs)}; give one each, or none at all"
+            )
         for port, stream in enumerate(inputs):
             builder.add_input(_ref(stream), pacts[port] if pacts else None)
         each = [None] * outputs if isinstance(outputs, int) else outputs

@@ -423,6 +423,13 @@ def test_an_output_of_an_input_that_does_not_exist_is_refused():
         )
 
 
+def test_pacts_for_another_number_of_inputs_are_refused():
+    flow = Dataflow()
+
+    with pytest.raises(GraphError, match="pacts for other inputs; got 2; expected 1"):
+        flow.operator(Logic(), inputs=[flow.source([1])], pacts=[None, None])
+
+
 def test_a_source_of_ones_own(cluster):
     def start(shard):
         shard.state["capability"] = shard.initial_capability()

@@ -40,6 +40,16 @@ def test_the_shards_of_an_input_take_turns(cluster):
     assert Counter(run.result()["out"]) == Counter((n % 3, n) for n in range(7))
 
 
+def test_advancing_reaches_every_shard_of_an_input(cluster):
+    flow = Dataflow()
+    flow.input("numbers", num_shards=5).exchange(lambda n: n).map(str).probe("end")
+
+    with cluster.start(flow) as run:
+        for epoch in range(3):
+            run.input("numbers").advance_to(epoch + 1)
+            run.probe("end").wait_until(epoch, timeout_s=10)
+
+
 def test_flush_returns_when_the_input_took_everything(cluster):
     flow = Dataflow()
     flow.input("numbers").collect()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from timelyml import Dataflow
+from timelyml import Dataflow, Logic
 from timelyml.errors import ConfigError, GraphError
 
 EDGES = [(0, 1), (1, 2), (2, 3), (3, 1), (2, 4), (5, 6), (4, 7), (7, 0)]
@@ -153,17 +153,11 @@ def test_a_loop_of_ones_own_with_another_stride(cluster):
         if rounds < 6:
             shard.output(1).send(delivery.time, [0])
 
-    unary = flow.operator(logic_of(note), inputs=[stream], outputs=2)
+    unary = flow.operator(Logic(on_batch=note), inputs=[stream], outputs=2)
     loop.connect(unary[1])
     unary[0].leave().collect()
 
     assert sorted(cluster.run(flow)["out"]) == [0, 2, 4, 6]
-
-
-def logic_of(on_batch):
-    from timelyml import Logic
-
-    return Logic(on_batch=on_batch)
 
 
 def test_feedback_at_the_top_level_goes_to_the_next_epoch(cluster):
@@ -174,6 +168,17 @@ def test_feedback_at_the_top_level_goes_to_the_next_epoch(cluster):
     stream.collect()
 
     assert cluster.run(flow).batches("out") == [(0, [3]), (1, [2]), (2, [1])]
+
+
+def test_what_feedback_takes_beyond_the_last_time_is_dropped(cluster):
+    flow = Dataflow(num_shards=1)
+    loop = flow.feedback(by=2**61)
+    stream = flow.source(["x"]).concat(loop.stream)
+    loop.connect(stream.map(str.upper))
+    stream.collect()
+
+    times = [time for time, _ in cluster.run(flow).batches("out")]
+    assert times == [0, 2**61, 2**62, 3 * 2**61]
 
 
 def test_a_loop_that_is_never_connected_is_refused_by_name():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import queue
 from collections import Counter
 
 import numpy as np
@@ -93,6 +95,22 @@ def test_flat_map_takes_generators_of_any_length(cluster):
     flow.source([0, 20_000, 1]).flat_map(count_to).collect()
 
     assert cluster.run(flow)["out"] == [*range(20_000), 0]
+
+
+def test_an_endless_generator_keeps_neither_results_nor_others_back(cluster):
+    def tell(shard, delivery):
+        if "first" not in shard.state:
+            shard.state["first"] = shard.emit("first", list(delivery.payload[:3]))
+
+    told = queue.Queue()
+    flow = Dataflow(num_shards=1)
+    flow.source([0]).flat_map(lambda _: itertools.count()).sink(tell)
+    flow.source(range(1000), batch_size=10, epoch_every=1).map(str).probe("others")
+
+    run = cluster.start(flow, on_message=lambda *message: told.put(message[-1]))
+    assert told.get(timeout=10) == [0, 1, 2]
+    run.probe("others").wait_until(999, timeout_s=10)
+    run.cancel()
 
 
 def test_filter_keeps_what_the_predicate_accepts(cluster):

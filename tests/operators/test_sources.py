@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.operators.fakes import FakeShard, logic_of
-from timelyml import Dataflow
+from timelyml import Custom, Dataflow
 from timelyml.errors import (
     ConfigError,
     GraphError,
@@ -364,6 +364,19 @@ def test_a_generator_is_closed_when_its_source_is_stopped(tmp_path):
     assert closed.exists()
     assert shard.held() == []
     assert shard.turn(logic) == []
+
+
+def test_shards_of_a_source_stand_where_their_placement_says(cluster):
+    flow = Dataflow(num_shards=8)
+    workers = [shard % cluster.num_workers for shard in (0, 0, 0, 1, 1, 1, 1, 0)]
+    placed = flow.source(lambda *_: [["x"]], placement=Custom(tuple(workers)))
+
+    def where(shard, delivery):
+        shard.output().send(delivery.time, [(shard.index, shard.worker_index)])
+
+    placed.unary(where, placement=Custom(tuple(workers))).collect()
+
+    assert cluster.run(flow)["out"] == list(enumerate(workers))
 
 
 # Position ------------------------------------------------------------------------
