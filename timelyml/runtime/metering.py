@@ -38,7 +38,8 @@ def metrics_of(flow: Metered) -> dict[str, Any]:
     `operators` by name: records and batches in, notifications, activations, busy
     seconds, queued blocks, pending notifications, state in bytes and entries.
     `channels` by "producer -> consumer": records, parts and bytes, local and
-    remote. `progress`: batches and changes sent.
+    remote. `progress`: batches and changes made, messages of their own and the bytes
+    of these, and batches that rode along with data.
     """
     return {
         "operators": {
@@ -64,6 +65,9 @@ def metrics_of(flow: Metered) -> dict[str, Any]:
         "progress": {
             "batches": flow.progress.num_batches,
             "changes": flow.progress.num_changes,
+            "messages": flow.progress.num_messages,
+            "bytes": flow.progress.num_bytes,
+            "riders": flow.progress.num_riders,
         },
         "bytes_waiting_for_credit": flow.outbox.waiting_bytes(),
         "queued_bytes_peak": flow.outbox.peak_outstanding_bytes,
