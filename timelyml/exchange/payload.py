@@ -24,7 +24,7 @@ Payload: TypeAlias = Any
 Array: TypeAlias = npt.NDArray[Any]
 
 _NAMESPACE = "timelyml"
-_SEALABLE = (np.ndarray, tuple, list, dict)
+_UNSEALABLE = {int, float, str, bytes, bool, type(None)}
 
 
 def as_payload(value: Any) -> Payload:
@@ -151,7 +151,7 @@ def seal(payload: Payload) -> Payload:
     record, are sealed; the list itself belongs to the runtime from now on.
     """
     if isinstance(payload, list):
-        if payload and isinstance(payload[0], _SEALABLE):
+        if not _UNSEALABLE.issuperset(map(type, payload)):
             for record in payload:
                 _seal_record(record)
         return payload

@@ -86,7 +86,8 @@ class Inbox:
             if incoming is not None:
                 arrived.append(incoming)
             # Asking takes 1.5 us, a failed `recv` 5.
-            if not pull.get(zmq.EVENTS) & zmq.POLLIN:
+            events: Any = pull.get(zmq.EVENTS)
+            if not events & zmq.POLLIN:
                 break
         return arrived
 

@@ -64,7 +64,7 @@ class OutgoingLink:
     def broken(self) -> str | None:
         """Return why a connection is gone, once a monitor has told so."""
         for monitor in self.monitors:
-            while self._broken is None and monitor.get(zmq.EVENTS) & zmq.POLLIN:
+            while self._broken is None and monitor.poll(0):
                 event, _ = monitor.recv_multipart(zmq.NOBLOCK)
                 self._broken = _FATAL_EVENTS.get(_EVENT.unpack(event)[0])
         return self._broken

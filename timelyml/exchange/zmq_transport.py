@@ -38,6 +38,7 @@ from timelyml.exchange.zmq_link import OutgoingLink
 GRACE_S = 0.1
 """How long after a connection broke its peer may still be heard."""
 
+_SETTLE_S = 0.1  # in which peers that close at the same time hear of each other
 _RECEIVES_PER_CHECK = 64  # of connections, while messages keep coming
 
 
@@ -226,7 +227,11 @@ class ZmqTransport:
             self._wake_out.send(b"\0")
 
     def close(self) -> None:
-        """Flush what was sent, at most `linger_s` long, and close every socket."""
+        """Flush what was sent, at most `linger_s` long, and close every socket.
+
+        Links to peers that close too, as they do at the end of a cluster, are given
+        up at once: ZeroMQ would wait for them to come back.
+        """
         if self.is_closed:
             return
         self.is_closed = True
@@ -234,8 +239,15 @@ class ZmqTransport:
             for lane in Lane:
                 number = (lane, Kind.FAREWELL, self.index, link.next_sequence(lane))
                 link.send(lane, pack_frames(number, self._token, b"", []))
-            link.close(0 if link.broken() else self._linger_ms)
-        self._links.clear()
+        deadline = time.monotonic() + min(_SETTLE_S, self._linger_ms / 1000)
+        while self._links and (remaining := deadline - time.monotonic()) > 0:
+            self.wait(remaining)
+            self.receive()
+            for peer, link in list(self._links.items()):
+                if reason := link.broken():
+                    self._lose(peer, reason)
+        for link in self._links.values():
+            link.close(self._linger_ms)
         self._context.term()
         self._inbox.close()
         self._wake_in.close()

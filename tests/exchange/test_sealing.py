@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from timelyml.exchange import seal_message
+
+from .samples import MESSAGES, Arrival, Block, Data, Part, Report, data
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        data,
+        lambda array: data({"x": (array, None)}),
+        lambda array: data([array]),
+        lambda array: Report(1, {"a": {"b": array}}),
+        lambda array: Report(1, holdings=((1, array),)),
+        lambda array: Arrival(1, array),
+        lambda array: ["send", array],
+        lambda array: {"body": ("send", 5, {"x": array})},
+        lambda array: array,
+    ],
+)
+def test_an_array_anywhere_in_a_message_becomes_read_only(wrap):
+    base = np.zeros(4)
+    seal_message(wrap(base[1:]))
+    assert not base.flags.writeable
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
+def test_messages_without_arrays_are_left_alone(message):
+    seal_message(message)
+
+
+def test_all_parts_of_all_blocks_are_sealed():
+    arrays = [np.zeros(2) for _ in range(4)]
+    parts = [Part(0, False, array) for array in arrays]
+    seal_message(
+        Data(1, (Block(0, 0, tuple(parts[:2])), Block(1, 0, tuple(parts[2:]))))
+    )
+    assert not any(array.flags.writeable for array in arrays)
