@@ -27,17 +27,16 @@ class Update:
     """Adam on one set of parameters, whose state lives with the shard."""
 
     settings: Settings
-    apply_sum: Compiled
-    apply_nothing: Compiled
+    by_sum: Compiled
+    by_nothing: Compiled
 
     @classmethod
     def of(cls, settings: Settings) -> Update:
         """Compile the updates that these settings ask for."""
-        apply = functools.partial(apply_gradients, settings)
         return cls(
             settings,
-            compiled(functools.partial(_apply_sum, apply), donate=(0, 1)),
-            compiled(functools.partial(_apply_nothing, apply), donate=(0, 1)),
+            compiled(functools.partial(apply_sum, settings), donate=(0, 1)),
+            compiled(functools.partial(apply_nothing, settings), donate=(0, 1)),
         )
 
     def fresh(self, params: Any) -> dict[str, Any]:
@@ -48,7 +47,7 @@ class Update:
 
     def __call__(self, state: dict[str, Any], stacked: Any) -> None:
         """Take over gradients of one step, stacked by producer shard."""
-        state["params"], state["adam"] = self.apply_sum(
+        state["params"], state["adam"] = self.by_sum(
             state["params"], state["adam"], stacked
         )
         state["version"] += 1
@@ -56,7 +55,7 @@ class Update:
     def catch_up(self, state: dict[str, Any], version: int) -> None:
         """Apply the zero gradients of steps at which nothing was computed."""
         while state["version"] < version:
-            state["params"], state["adam"] = self.apply_nothing(
+            state["params"], state["adam"] = self.by_nothing(
                 state["params"], state["adam"]
             )
             state["version"] += 1
@@ -70,12 +69,18 @@ def apply_gradients(
     return optax.apply_updates(params, updates), adam
 
 
-def _apply_sum(apply: Any, params: Any, adam: Any, stacked: Any) -> tuple[Any, Any]:
-    return apply(params, adam, jax.tree.map(sum_in_order, stacked))
+def apply_sum(
+    settings: Settings, params: Any, adam: Any, stacked: Any
+) -> tuple[Any, Any]:
+    """Give the next weights and optimiser state from stacked gradients."""
+    gradients = jax.tree.map(sum_in_order, stacked)
+    return apply_gradients(settings, params, adam, gradients)
 
 
-def _apply_nothing(apply: Any, params: Any, adam: Any) -> tuple[Any, Any]:
-    return apply(params, adam, jax.tree.map(jnp.zeros_like, params))
+def apply_nothing(settings: Settings, params: Any, adam: Any) -> tuple[Any, Any]:
+    """Give the weights and optimiser state after a step without gradients."""
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    return apply_gradients(settings, params, adam, zeros)
 
 
 def sum_in_order(stacked: jax.Array) -> jax.Array:

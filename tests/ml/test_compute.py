@@ -1,5 +1,6 @@
 """`compute` against numpy, wherever it runs and in whatever order blocks arrive."""
 
+import functools
 import pickle
 
 import jax.numpy as jnp
@@ -163,3 +164,27 @@ def test_a_compiled_function_travels_without_its_compiled_form():
     assert copy._jitted is None
     assert float(copy(3.0)) == -3.0
     assert copy.name == "negative"
+
+
+def scaled(factor, rows):
+    TRACED.append(factor)
+    return rows * factor
+
+
+TRACED = []
+
+
+def test_copies_of_a_function_in_one_process_are_compiled_once():
+    TRACED.clear()
+    for _ in range(3):
+        copy = pickle.loads(pickle.dumps(compiled(functools.partial(scaled, 3.0))))
+        assert float(copy(jnp.float32(2))) == 6.0
+    assert TRACED == [3.0]
+
+
+def test_what_a_partial_binds_may_be_unhashable_and_donations_still_fit():
+    def move(by, state, rows):
+        return state + by[0], rows
+
+    moved = compiled(functools.partial(move, [2.0]), donate=(0,))
+    assert float(moved(jnp.zeros(4), jnp.ones(2))[0][0]) == 2.0

@@ -1,11 +1,13 @@
 """Functions that JAX compiles once per worker, and that can be shipped to it.
 
 The compiled form stays behind when the function travels: a worker compiles its own
-copy at the first call, and once per shape after that.
+copy at the first call, and once per shape after that. Functions that a worker
+imports stay compiled for all its later runs.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -39,7 +41,7 @@ class Compiled:
     def __call__(self, *arguments: Any) -> Any:
         """Run the function on the worker's device."""
         if self._jitted is None:
-            self._jitted = jax.jit(self.function, donate_argnums=self._donate)
+            self._jitted = _jit(self.function, self._donate)
         return self._jitted(*arguments)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -54,7 +56,8 @@ def compiled(
 
     Args:
         function: Takes and gives arrays or pytrees of arrays; `functools.partial`
-            binds what is not an array.
+            binds what is not an array. If that can be hashed, copies of the function
+            that reach one worker share what is compiled.
         donate: Positions of arguments whose memory the result may reuse, such as
             the state of an optimiser.
 
@@ -74,3 +77,25 @@ def compiled(
             option="function",
         )
     return Compiled(function, donate)
+
+
+def _jit(function: Callable[..., Any], donate: tuple[int, ...]) -> Any:
+    """Jit a function; what a partial binds becomes static.
+
+    JAX keeps what it compiled by the identity of the function and by the values of
+    static arguments. A partial is another object in every copy of a graph, the
+    function inside is the same.
+    """
+    if isinstance(function, functools.partial) and not function.keywords:
+        bound = function.args
+        try:
+            hash(bound)
+        except TypeError:
+            return jax.jit(function, donate_argnums=donate)
+        jitted = jax.jit(
+            function.func,
+            static_argnums=tuple(range(len(bound))),
+            donate_argnums=tuple(len(bound) + position for position in donate),
+        )
+        return functools.partial(jitted, *bound)
+    return jax.jit(function, donate_argnums=donate)
