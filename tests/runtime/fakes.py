@@ -166,7 +166,11 @@ def chain_graph(end_kind="collect", name="chain"):
         "source", "source", inputs=(), num_outputs=1, logic=Logic(), is_source=True
     )
     (mapped,) = builder.add_operator(
-        "map", "map", inputs=[InputSpec(source, Pipeline())], num_outputs=1, logic=Logic()
+        "map",
+        "map",
+        inputs=[InputSpec(source, Pipeline())],
+        num_outputs=1,
+        logic=Logic(),
     )
     builder.add_operator(
         "end",

@@ -327,7 +327,9 @@ def test_two_runs_side_by_side_keep_their_progress_apart():
     scene.build(generation=2)
     scene.release_all(scene.workers[0], generation=2)
     scene.settle()
-    assert [m.generation for m in scene.workers[0].listen() if isinstance(m, Drop)] == [2]
+    assert [m.generation for m in scene.workers[0].listen() if isinstance(m, Drop)] == [
+        2
+    ]
 
 
 # Failure -----------------------------------------------------------------------------
@@ -382,7 +384,9 @@ def test_a_run_out_of_time_says_who_holds_it_and_who_did_not_answer():
     scene.drop()
     error = scene.ended.error
     assert isinstance(error, DeadlineError)
-    assert "time 0 at output 0 of 'source': a capability on worker 0" in error.explanation
+    assert (
+        "time 0 at output 0 of 'source': a capability on worker 0" in error.explanation
+    )
     assert "created at flow.py:12 in on_start" in error.explanation
     assert "no answer from worker 1, in operator 'map', shard 1" in error.explanation
     assert error.explanation in error.__notes__

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import pickle
 import sys
 
@@ -10,7 +11,7 @@ from timelyml.runtime.failure import operator_failure, pack_error, unpack_error
 from timelyml.runtime.tracebacks import with_source_lines
 
 
-class TwoArguments(Exception):
+class TwoArgumentsError(Exception):
     """Cannot be unpickled the usual way: its constructor wants two arguments."""
 
     def __init__(self, code, text):
@@ -18,21 +19,20 @@ class TwoArguments(Exception):
         self.code = code
 
 
-class Unpicklable(Exception):
+class UnpicklableError(Exception):
     def __reduce__(self):
         raise TypeError("no")
 
 
-class Demanding(Exception):
+class DemandingError(Exception):
     def __new__(cls, one, two):
         return super().__new__(cls, one, two)
 
 
 def raised(error):
-    try:
+    with contextlib.suppress(type(error)):
         raise error
-    except BaseException as caught:
-        return caught
+    return error
 
 
 def crossed(error, **values):
@@ -49,7 +49,12 @@ def test_the_error_is_of_the_users_own_type_and_says_where_it_was(cause):
     error = crossed(cause)
     assert isinstance(error, OperatorError)
     assert isinstance(error, type(cause))
-    assert (error.operator, error.worker, error.shard, error.time) == ("map", 1, 3, (7, 0))
+    assert (error.operator, error.worker, error.shard, error.time) == (
+        "map",
+        1,
+        3,
+        (7, 0),
+    )
     kind = type(cause).__name__
     assert str(error) == (
         f"operator 'map' failed on worker 1, shard 3, at time (7, 0): {kind}: {cause}"
@@ -66,23 +71,23 @@ def test_the_traceback_shows_the_users_line_and_none_of_the_runtime():
 
 
 def test_an_exception_with_its_own_constructor_comes_back_with_its_attributes():
-    error = crossed(TwoArguments(5, "bad"))
-    assert isinstance(error, TwoArguments)
+    error = crossed(TwoArgumentsError(5, "bad"))
+    assert isinstance(error, TwoArgumentsError)
     assert error.code == 5
     assert error.__cause__.code == 5
 
 
 def test_an_exception_that_does_not_pickle_still_tells_its_type_and_message():
-    error = crossed(Unpicklable("lost"))
+    error = crossed(UnpicklableError("lost"))
     assert isinstance(error, OperatorError)
-    assert "Unpicklable: lost" in str(error)
-    assert "Unpicklable: lost" in error.traceback_text
+    assert "UnpicklableError: lost" in str(error)
+    assert "UnpicklableError: lost" in error.traceback_text
 
 
 def test_a_type_that_cannot_be_combined_is_the_cause_only():
-    error = crossed(Demanding(1, 2))
+    error = crossed(DemandingError(1, 2))
     assert isinstance(error, OperatorError)
-    assert isinstance(error.__cause__, Demanding)
+    assert isinstance(error.__cause__, DemandingError)
 
 
 def test_an_exit_in_user_code_does_not_end_the_driver():

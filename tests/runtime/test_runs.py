@@ -104,7 +104,9 @@ def test_runs_share_a_cluster_side_by_side_with_growing_generations(cluster):
     results = [sorted(run.result(TIMEOUT_S)["out"]) for run in runs]
     assert results == [[2 * i, 2 * i + 20] for i in range(3)]
     if cluster.mode != "inline":  # there each run has a cluster of its own
-        assert [run.generation for run in runs] == sorted(run.generation for run in runs)
+        assert [run.generation for run in runs] == sorted(
+            run.generation for run in runs
+        )
 
 
 def test_a_result_can_be_awaited(cluster):
@@ -132,7 +134,9 @@ def test_an_epoch_is_delivered_once_its_input_has_moved_on(cluster):
             assert not probe.less_equal(epoch)
             assert probe.less_equal(epoch + 1)
             assert not probe.less_than(epoch + 1)
-            delivered = [x for t, batch in run.batches("out") if t == epoch for x in batch]
+            delivered = [
+                x for t, batch in run.batches("out") if t == epoch for x in batch
+            ]
             assert sorted(delivered) == [2 * epoch, 2 * epoch + 2]
         assert not probe.done
     assert probe.done
@@ -188,7 +192,7 @@ def test_flush_returns_once_the_workers_took_everything(cluster):
 
 
 def test_a_send_waits_for_epochs_that_are_too_far_ahead(cluster):
-    flow, sent = Dataflow(), []
+    flow = Dataflow()
 
     def on_batch(shard, delivery):
         shard.state[delivery.time] = shard.retain(delivery.time)
@@ -201,13 +205,9 @@ def test_a_send_waits_for_epochs_that_are_too_far_ahead(cluster):
         for epoch in range(2):
             handle.send([epoch])
             handle.advance_to(epoch + 1)
-            sent.append(epoch)
+        assert run.input("slow").time == 2
         with pytest.raises(DeadlineError, match="input 'slow' had no credit") as got:
-            for epoch in range(2, 6):
-                handle.send([epoch], timeout_s=0.3)
-                handle.advance_to(epoch + 1)
-                sent.append(epoch)
-        assert sent == [0, 1]
+            handle.send([2], timeout_s=0.3)
         assert "'hold'" in got.value.explanation
     finally:
         run.cancel()
@@ -274,7 +274,7 @@ async def awaited(run):
 
 
 def test_a_run_out_of_time_fails_and_names_the_capability_that_was_forgotten(cluster):
-    with pytest.raises(DeadlineError, match="is not complete; got 0.3 s") as got:
+    with pytest.raises(DeadlineError, match=r"is not complete; got 0\.3 s") as got:
         cluster.run(hoarder(), timeout_s=0.3)
     explanation = got.value.explanation
     assert "time 0 at output 0 of 'hoarder': a capability on worker" in explanation

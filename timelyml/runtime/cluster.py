@@ -21,7 +21,6 @@ from timelyml.exchange import CONTROLLER, InProcessHub
 from timelyml.graph import Graph
 from timelyml.runtime.config import RunConfig, ShippedRun
 from timelyml.runtime.controller import Controller
-from timelyml.runtime.controller_progress import INPUT_KIND
 from timelyml.runtime.launch import InlineEndpoint, InlineLauncher, ThreadLauncher
 from timelyml.runtime.process_session import ProcessOptions, process_session
 from timelyml.runtime.record import OnMessage, RunRecord
@@ -31,6 +30,7 @@ from timelyml.runtime.run_state import RunPlan
 from timelyml.runtime.session import Session
 from timelyml.runtime.shipping import ship
 from timelyml.runtime.signals import Interrupts
+from timelyml.runtime.stall import INPUT_KIND
 
 Mode = Literal["inline", "threads", "processes"]
 MODES = ("inline", "threads", "processes")
@@ -176,7 +176,8 @@ class Cluster:
             on_listener_error=lambda error: controller.ask(
                 generation, lambda run, now: run.fail(error, now)
             ),
-            on_end=session.request_close if is_only_run else None,
+            # Names the cluster, so that a run whose handle was dropped goes on.
+            on_end=(lambda: self._request_close(session)) if is_only_run else None,
         )
         controller = session.controller
         identity = RunIdentity(generation, resolved, run_config)
@@ -195,6 +196,9 @@ class Cluster:
         if not is_caller_driven:
             session.start_thread()
         return run
+
+    def _request_close(self, session: Session) -> None:
+        session.request_close()
 
     def _usable_session(self) -> Session:
         with self._lock:

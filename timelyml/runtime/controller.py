@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import asdict
+from typing import Any, Protocol
 
 from timelyml.errors import (
     PeerError,
@@ -117,6 +118,10 @@ class Controller:
     def error(self) -> PeerError | None:
         """Why no run can start on this session any more, if so."""
         return self.membership.error
+
+    def transport_metrics(self) -> dict[str, Any]:
+        """Return what the controller's transport moved and refused, by lane."""
+        return asdict(self._transport.metrics)
 
     # The loop ----------------------------------------------------------------------
 

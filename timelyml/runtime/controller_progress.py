@@ -19,9 +19,9 @@ from timelyml.runtime.build import initial_counts
 from timelyml.runtime.config import ProgressMode
 from timelyml.runtime.effects import Effect, FrontierMoved, OldestEpochs, Send
 from timelyml.runtime.messages import ProgressMessage
+from timelyml.runtime.stall import INPUT_KIND
 
 PROBE_KIND = "probe"
-INPUT_KIND = "input"
 
 
 class ControllerProgress:

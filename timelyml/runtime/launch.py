@@ -29,8 +29,8 @@ class Launcher(Protocol):
     def start(self, controller: Controller) -> None:
         """Start every worker; it is told to `controller` if one ends."""
 
-    def close(self) -> None:
-        """End every worker that has not left by itself; within seconds."""
+    def close(self, *, at_once: bool) -> None:
+        """End every worker that has not left by itself; within seconds, or at once."""
 
     def stderr_tail(self, worker: int) -> str:
         """Return the last lines that a worker wrote to stderr."""
@@ -84,9 +84,9 @@ class ThreadLauncher:
         finally:
             transport.close()
 
-    def close(self) -> None:
+    def close(self, *, at_once: bool) -> None:
         """Wait for the threads; one that is stuck in user code is left behind."""
-        deadline = time.monotonic() + JOIN_TIMEOUT_S
+        deadline = time.monotonic() + (0.0 if at_once else JOIN_TIMEOUT_S)
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         self._directory.cleanup()
@@ -112,7 +112,7 @@ class InlineLauncher:
         del controller
         self.worker = make_worker(0, self._hub.transport(0), Path(self._directory.name))
 
-    def close(self) -> None:
+    def close(self, *, at_once: bool) -> None:  # noqa: ARG002  see Launcher
         """Let the worker leave."""
         if self.worker is not None and not self.worker.is_stopped:
             self.worker.step()  # it has been told to
@@ -136,9 +136,11 @@ class InlineEndpoint:
 
     def step(self) -> bool:
         """Give both a turn; True if either did anything."""
+        # The controller first: after an interrupt the worker must hear of the end
+        # before it runs user code again.
+        worked = self._controller.step()
         worker = self._launcher.worker
-        worked = worker.step() if worker is not None else False
-        return self._controller.step() or worked
+        return (worker is not None and worker.step()) or worked
 
     def next_deadline(self) -> float | None:
         """Return the earlier deadline of the two."""

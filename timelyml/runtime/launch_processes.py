@@ -92,9 +92,10 @@ class ProcessLauncher:
         )
         self._thread.start()
 
-    def close(self) -> None:
+    def close(self, *, at_once: bool) -> None:
         """Wait for the workers to leave, kill those that stay, and clean up."""
-        self._close_deadline = time.monotonic() + LEAVE_TIMEOUT_S
+        grace_s = 0.0 if at_once else LEAVE_TIMEOUT_S
+        self._close_deadline = time.monotonic() + grace_s
         if self._thread is not None:
             os.write(self._wake_in, b"\0")
             self._thread.join(2 * LEAVE_TIMEOUT_S)

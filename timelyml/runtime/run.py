@@ -18,7 +18,7 @@ from timelyml.graph import Graph, OperatorSpec
 from timelyml.progress import Timestamp
 from timelyml.runtime.config import RunConfig
 from timelyml.runtime.controller import Controller
-from timelyml.runtime.controller_progress import INPUT_KIND, PROBE_KIND
+from timelyml.runtime.controller_progress import PROBE_KIND
 from timelyml.runtime.effects import Inspected
 from timelyml.runtime.inputs import InputHandle, Probe
 from timelyml.runtime.metrics import merge_metrics
@@ -26,7 +26,7 @@ from timelyml.runtime.record import RunRecord
 from timelyml.runtime.result import Result
 from timelyml.runtime.run_state import RunState
 from timelyml.runtime.signals import Interrupts
-from timelyml.runtime.stall import StallReport
+from timelyml.runtime.stall import INPUT_KIND, StallReport
 
 CANCEL_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 5.0
@@ -212,6 +212,7 @@ class Run:
     def metrics(self, timeout_s: float = ANSWER_TIMEOUT_S) -> dict[str, Any]:
         """Return figures of the run: summed over workers, and by worker.
 
+        `controller` counts what all runs of the session sent and received there.
         While it runs they are asked for; a worker that is too busy to answer within
         about a second is missing from them.
         """
@@ -219,7 +220,11 @@ class Run:
         if not self.done():
             inspected = self._inspect(timeout_s)
             by_worker = self.record.metrics if inspected is None else inspected.metrics
-        return {**merge_metrics(by_worker.values()), "workers": dict(by_worker)}
+        return {
+            **merge_metrics(by_worker.values()),
+            "workers": dict(by_worker),
+            "controller": self._controller.transport_metrics(),
+        }
 
     def explain_stall(self, timeout_s: float = ANSWER_TIMEOUT_S) -> StallReport:
         """Say who holds the run back: location, time, worker, where created."""

@@ -107,7 +107,8 @@ class Session:
         if self._closed.is_set():
             return
         try:
-            self._launcher.close()
+            # Of a broken session nothing is wanted any more.
+            self._launcher.close(at_once=self.controller.error is not None)
             self.transport.close()
         finally:
             self.controller.end_all(PeerError("the session of the cluster is over"))

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from timelyml.graph import Graph
+from timelyml.graph import Graph, OperatorSpec
 from timelyml.progress import Timestamp, Tracker
 
 MAX_ROWS = 64
+INPUT_KIND = "input"
 
 Holdings = Sequence[tuple[Any, ...]]
 """As in a `Report`: (location, time, count, sites where they were created)."""
@@ -123,10 +124,17 @@ def _rows(
     holdings: Mapping[int, Holdings],
 ) -> list[StallRow]:
     place = graph.describe_location(location)
-    operator = graph.operators[graph.port_of(location).operator].name
+    spec = graph.operators[graph.port_of(location).operator]
+    operator = spec.name
     held = [
         StallRow(
-            place, operator, time, entry[2], worker, _sites(entry[3]), _holds(entry[2])
+            place,
+            operator,
+            time,
+            entry[2],
+            worker,
+            _sites(entry[3]),
+            _holds(spec, entry[2]),
         )
         for worker, entries in sorted(holdings.items())
         for entry in entries
@@ -137,12 +145,15 @@ def _rows(
     if graph.is_input(location):
         what = f"{count} unread records, on their way or in its queue"
     else:
-        what = _holds(count)
+        what = _holds(spec, count)
     return [StallRow(place, operator, time, count, None, (), what)]
 
 
-def _holds(count: int) -> str:
-    return "a capability" if count == 1 else f"{count} capabilities"
+def _holds(spec: OperatorSpec, count: int) -> str:
+    held = "a capability" if count == 1 else f"{count} capabilities"
+    if spec.kind == INPUT_KIND:
+        return f"{held} of an input that the driver has not advanced or closed"
+    return held
 
 
 def _sites(sites: Any) -> tuple[str, ...]:

@@ -1,0 +1,246 @@
+"""Worker processes: how they start, what they share, how they die."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from timelyml import Cluster, Dataflow
+from timelyml.errors import PeerError
+
+TIMEOUT_S = 60.0
+SOON_S = 5.0  # within seconds
+
+
+def flow_of(fn, data=range(4), num_shards=2):
+    """source -> spread over workers -> fn -> 'out'"""
+    flow = Dataflow(num_shards=num_shards)
+    flow.source(data).exchange(lambda x: x).map(fn, name="work").collect()
+    return flow.build()
+
+
+def process_ids(cluster):
+    graph = flow_of(lambda x: (x % 2, os.getpid()))
+    return dict(sorted(cluster.run(graph, timeout_s=TIMEOUT_S)["out"]))
+
+
+def announced(path):
+    """A function that stays in user code for long, once it has said that it is there."""
+
+    def stuck(x):
+        Path(path).touch()
+        threading.Event().wait(600)
+
+    return stuck
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + TIMEOUT_S
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to that"
+        pause.wait(0.01)
+
+
+def is_alive(process_id):
+    try:
+        state = (
+            Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
+        )
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def test_workers_are_fresh_interpreters_with_the_environment_that_jax_needs():
+    def look(x):
+        names = ("OMP_NUM_THREADS", "JAX_PLATFORMS", "NPROC", "MINE")
+        main = vars(sys.modules["__main__"]).get("__spec__")
+        return [os.environ.get(name) for name in names], main.name
+
+    with Cluster(1, environment={"MINE": "yes"}, num_devices=10) as cluster:
+        (found, *_) = cluster.run(flow_of(look))["out"]
+    environment, main = found
+    assert environment == ["1", os.environ.get("JAX_PLATFORMS", "cpu"), "20", "yes"]
+    assert main == "timelyml.runtime.process"
+
+
+def test_tcp_workers_do_the_same_as_ipc_workers():
+    with Cluster(2, transport="tcp") as cluster:
+        assert len(set(process_ids(cluster).values())) == 2
+
+
+def test_nothing_is_left_of_a_closed_cluster(monkeypatch):
+    parent = Path(tempfile.mkdtemp())
+    monkeypatch.setattr(tempfile, "tempdir", str(parent))
+    with Cluster(2) as cluster:
+        ids = process_ids(cluster)
+        (directory,) = parent.iterdir()
+        assert directory.stat().st_mode & 0o777 == 0o700
+    parent.rmdir()  # fails unless it is empty
+    assert not any(map(is_alive, ids.values()))
+    assert not [t for t in threading.enumerate() if t.name.startswith("timelyml")]
+
+
+def test_a_killed_worker_ends_every_run_within_seconds_and_is_replaced(tmp_path):
+    with Cluster(2) as cluster:
+        ids = process_ids(cluster)
+        here = tmp_path / "here"
+        run = cluster.start(flow_of(announced(here)))
+        other = cluster.start(flow_of(announced(tmp_path / "there")))
+        wait_for(here.exists)
+        killed = time.monotonic()
+        os.kill(ids[1], signal.SIGKILL)
+        for each in (run, other):
+            match = rf"worker 1 \(pid {ids[1]}\) was killed by SIGKILL"
+            with pytest.raises(PeerError, match=match) as got:
+                each.result(TIMEOUT_S)
+            assert got.value.process_id == ids[1]
+        assert time.monotonic() - killed < SOON_S
+        replaced = process_ids(cluster)
+        assert not set(ids.values()) & set(replaced.values())
+    assert not any(map(is_alive, ids.values()))
+
+
+def test_an_idle_cluster_whose_worker_died_recovers_at_the_next_run():
+    with Cluster(2) as cluster:
+        ids = process_ids(cluster)
+        os.kill(ids[0], signal.SIGKILL)
+        wait_for(lambda: cluster._session.controller.error is not None)
+        assert not set(ids.values()) & set(process_ids(cluster).values())
+
+
+def test_user_code_that_exits_the_process_is_a_dead_worker_with_its_exit_code():
+    def leave(x):
+        print("bye", file=sys.stderr, flush=True)
+        os._exit(7)
+
+    with (
+        Cluster(1) as cluster,
+        pytest.raises(PeerError, match=r"worker 0 .*exited with code 7") as got,
+    ):
+        cluster.run(flow_of(leave), timeout_s=TIMEOUT_S)
+    assert "bye" in got.value.__notes__[0]
+
+
+def test_a_stopped_worker_is_given_up_after_its_heartbeat_timeout(tmp_path):
+    with Cluster(2, heartbeat_timeout_s=1.0) as cluster:
+        ids = process_ids(cluster)
+        here = tmp_path / "here"
+        run = cluster.start(flow_of(announced(here), data=[1]))
+        activities = cluster._session.controller._activities
+        wait_for(lambda: "'work'" in activities.get(1, ""))
+        os.kill(ids[1], signal.SIGSTOP)
+        with pytest.raises(PeerError, match=r"stopped answering .* operator 'work'"):
+            run.result(TIMEOUT_S)
+        wait_for(lambda: not is_alive(ids[1]))
+
+
+def test_a_worker_whose_code_holds_the_interpreter_is_busy_not_dead():
+    def hog(x):
+        began = time.monotonic()
+        sum(range(60_000_000))  # one call that lets no other thread run
+        return time.monotonic() - began
+
+    with Cluster(1, heartbeat_timeout_s=0.5) as cluster:
+        (held_s,) = cluster.run(flow_of(hog, data=[1]), timeout_s=TIMEOUT_S)["out"]
+    assert held_s > 0.5
+
+
+def test_a_worker_that_never_comes_is_named_at_the_deadline(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, threading\n"
+        "print('stuck at start', file=sys.stderr, flush=True)\n"
+        "threading.Event().wait(600)\n"
+    )
+    environment = {"PYTHONPATH": str(tmp_path)}
+    with (
+        Cluster(2, startup_timeout_s=1.5, environment=environment) as cluster,
+        pytest.raises(
+            PeerError, match=r"never came; waited 1\.5 s for workers 0, 1"
+        ) as got,
+    ):
+        cluster.run(flow_of(lambda x: x))
+    assert "stuck at start" in got.value.__notes__[0]
+
+
+def test_a_worker_that_dies_at_start_ends_the_run_at_once_with_its_last_words(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "print('no licence', file=sys.stderr, flush=True)\n"
+        "os._exit(9)\n"
+    )
+    environment = {"PYTHONPATH": str(tmp_path)}
+    with (
+        Cluster(2, environment=environment) as cluster,
+        pytest.raises(PeerError, match="exited with code 9") as got,
+    ):
+        cluster.run(flow_of(lambda x: x))
+    assert "no licence" in got.value.__notes__[0]
+
+
+def test_a_cluster_started_by_a_thread_outlives_that_thread():
+    found = []
+    cluster = Cluster(1)
+    thread = threading.Thread(target=cluster.__enter__)
+    thread.start()
+    thread.join()
+    with cluster:
+        found = cluster.run(flow_of(lambda x: x), timeout_s=TIMEOUT_S)["out"]
+    assert sorted(found) == [0, 1, 2, 3]
+
+
+def test_a_run_with_a_cluster_of_its_own_takes_it_down_when_it_ends():
+    flow = Dataflow()
+    flow.source([1]).map(lambda x: os.getpid()).collect()
+    run = flow.start(workers=2)
+    (process_id,) = run.result(TIMEOUT_S)["out"]
+    assert not is_alive(process_id)
+    assert not [t for t in threading.enumerate() if t.name.startswith("timelyml")]
+
+
+def test_a_run_whose_handle_was_dropped_goes_on_to_its_end(tmp_path):
+    ended = tmp_path / "ended"
+
+    def data(index, count):
+        while not (tmp_path / "go").exists():
+            yield None
+        yield [1]
+
+    flow = Dataflow()
+    flow.source(data, num_shards=1).sink(lambda shard, delivery: ended.touch())
+    flow.start(workers=1)
+    gc.collect()
+    (tmp_path / "go").touch()
+    wait_for(ended.exists)
+    wait_for(lambda: not [t for t in threading.enumerate() if "timelyml" in t.name])
+
+
+def test_idle_workers_and_driver_use_hardly_any_cpu():
+    def used():
+        total = 0
+        for process_id in [os.getpid(), *ids]:
+            with contextlib.suppress(FileNotFoundError):
+                stat = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2]
+                total += sum(map(int, stat.split()[11:13]))
+        return total / os.sysconf("SC_CLK_TCK")
+
+    with Cluster(2) as cluster:
+        ids = set(process_ids(cluster).values())
+        flow = Dataflow()
+        flow.input("in").collect()
+        with cluster.start(flow.build()) as run:
+            run.input("in").flush()
+            began, before = time.monotonic(), used()
+            threading.Event().wait(2.0)
+            share = (used() - before) / (time.monotonic() - began)
+    assert share < 0.06  # 2% for each of three processes
