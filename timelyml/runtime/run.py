@@ -6,7 +6,6 @@ the controller and reads the record of the run.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Generator
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -117,8 +116,11 @@ class Run:
         return self.record.future.result()
 
     def __await__(self) -> Generator[Any, None, Result]:
+        import asyncio  # noqa: PLC0415  50 ms that only programs with a loop pay
+
         # `yield from` keeps the run, and with it a cluster of its own, alive meanwhile.
-        return (yield from asyncio.wrap_future(self.record.future).__await__())
+        result: Result = yield from asyncio.wrap_future(self.record.future).__await__()
+        return result
 
     def batches(self, name: str) -> list[tuple[Timestamp, Any]]:
         """Return (time, payload) collected so far under `name`: whole times only."""
