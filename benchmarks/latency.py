@@ -11,6 +11,7 @@ import argparse
 from collections import defaultdict
 from collections.abc import Sequence
 from statistics import median
+from typing import Any
 
 from benchmarks.bare import round_trips
 from benchmarks.pulse import pulse_graph
@@ -55,7 +56,7 @@ def measure(num_rounds: int, num_epochs: int) -> list[dict[str, list[float]]]:
     return rounds
 
 
-def _pulse(cluster: Cluster, what: str, num_epochs: int, **config: str) -> list[float]:
+def _pulse(cluster: Cluster, what: str, num_epochs: int, **config: Any) -> list[float]:
     graph = pulse_graph(num_epochs=WARM_UP + num_epochs, senders=SENDERS[what])
     result = cluster.run(graph, **config)
     return [sample for _, seconds in result["seconds"] for sample in seconds[WARM_UP:]]

@@ -8,6 +8,7 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import quantiles
+from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -64,22 +65,32 @@ class Report:
         if as_json:
             print(json.dumps(self.figures()))
             return
-        extra = sorted({key for row in self.rows for key in row.more})
         table = Table(title=self.title, caption=machine())
-        table.add_column("figure")
-        for heading in ("value", "ratio", *extra):
-            table.add_column(heading, justify="right")
-        table.add_column("target")
-        for row in self.rows:
-            ratio = self.ratio(row)
-            table.add_row(
-                row.name,
-                f"{row.value:,.4g} {row.unit}",
-                "" if ratio is None else f"{ratio:.2f}",
-                *(f"{row.more[key]:,.4g}" if key in row.more else "" for key in extra),
-                row.verdict(),
-            )
-        Console().print(table)
+        for heading, cells in self._columns():
+            justify: Literal["left", "right"] = "right"
+            if heading in ("figure", "target"):
+                justify = "left"
+            if any(cells):
+                table.add_column(heading, justify=justify)
+        columns = [cells for _, cells in self._columns() if any(cells)]
+        for line in zip(*columns, strict=True):
+            table.add_row(*line)
+        console = Console()
+        if not console.is_terminal:  # in a file nothing needs to be cut to 80 columns
+            console = Console(width=160)
+        console.print(table)
+
+    def _columns(self) -> list[tuple[str, list[str]]]:
+        """Headings, and what stands below them."""
+        keys = dict.fromkeys(key for row in self.rows for key in row.more)
+        ratios = [self.ratio(row) for row in self.rows]
+        return [
+            ("figure", [row.name for row in self.rows]),
+            ("value", [f"{row.value:,.4g} {row.unit}" for row in self.rows]),
+            ("ratio", ["" if r is None else f"{r:.2f}" for r in ratios]),
+            *((key, [_cell(row.more.get(key)) for row in self.rows]) for key in keys),
+            ("target", [row.verdict() for row in self.rows]),
+        ]
 
     def figures(self) -> dict[str, float | bool | str]:
         """All figures by name, flat, for machines to read."""
@@ -111,6 +122,10 @@ class Row:
         if self.is_met is None:
             return self.target
         return f"{self.target}: {'met' if self.is_met else 'missed'}"
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else f"{value:,.4g}"
 
 
 def percentile(samples: Sequence[float], percent: int) -> float:

@@ -1,0 +1,103 @@
+"""Benchmarks run, print what they promise, and count what can be counted exactly."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks import __main__ as runner
+from benchmarks.pulse import pulse_graph
+from benchmarks.report import Report
+from benchmarks.simulated import simulate
+from timelyml import Cluster
+
+
+def figures_of(capsys, *argv: str) -> dict:
+    assert runner.main([*argv, "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    return json.loads(line)
+
+
+def test_without_a_name_all_benchmarks_are_listed(capsys):
+    assert runner.main([]) == 0
+
+    assert {"latency", "progress_traffic"} <= set(runner.names())
+    listed = capsys.readouterr().err
+    assert all(name in listed for name in runner.names())
+
+
+def test_an_unknown_name_leaves_with_2_and_lists_all(capsys):
+    assert runner.main(["lateness"]) == 2
+
+    assert "no benchmark 'lateness'; benchmarks: " in capsys.readouterr().err
+
+
+def test_latency_reports_every_mode_beside_the_bare_round_trip(capsys):
+    figures = figures_of(capsys, "latency", "--rounds", "1", "--epochs", "5")
+
+    assert figures["bare_round_trip_p50_us"] > 0
+    for what in ("barrier", "epoch"):
+        for where in ("1_worker", "2_processes_broadcast", "2_processes_accumulator"):
+            assert figures[f"{what}_{where}_p50_us"] > 0
+
+
+def test_progress_traffic_reports_real_and_simulated_clusters(capsys):
+    sizes = ["--workers", "2", "--simulated", "3", "--epochs", "20"]
+
+    figures = figures_of(capsys, "progress_traffic", *sizes)
+
+    for mode in ("broadcast", "accumulator"):
+        assert figures[f"{mode}_2_workers"] > 0
+        assert figures[f"{mode}_3_workers_simulated.bytes"] > 0
+
+
+@pytest.mark.parametrize("num_workers", [2, 3, 8])
+def test_traffic_is_quadratic_in_broadcast_mode_and_linear_in_accumulator_mode(
+    num_workers,
+):
+    """Twice per epoch each worker has news: it gave the epoch up; it took a record."""
+
+    def per_epoch(mode):
+        fewer, more = (
+            simulate(pulse_graph(num_epochs=n, senders="all"), num_workers, mode)
+            for n in (2, 5)
+        )
+        return more.per_epoch(fewer, 3)
+
+    broadcast, accumulator = per_epoch("broadcast"), per_epoch("accumulator")
+
+    pairs = num_workers * (num_workers - 1)
+    assert broadcast.messages + broadcast.riders == 2 * pairs
+    assert (accumulator.messages, accumulator.riders) == (4 * num_workers, 0)
+
+
+def test_a_pulse_closes_each_epoch_once_on_every_shard():
+    with Cluster(2, mode="threads") as cluster:
+        result = cluster.run(pulse_graph(num_epochs=7, senders="all"))
+
+    assert sorted((shard, len(times)) for shard, times in result["seconds"]) == [
+        (0, 7),
+        (1, 7),
+    ]
+
+
+def test_a_report_prints_one_flat_object_with_ratios_and_verdicts(capsys):
+    report = Report("title", reference="bare")
+    report.add("bare", 2.0, "us")
+    report.add("ours", 5.0, "us", target="within 3 x", is_met=True, p99=9.0)
+    report.add("bytes", 7.0, "bytes")
+
+    report.show(as_json=True)
+
+    figures = json.loads(capsys.readouterr().out)
+    assert figures.pop("machine")
+    assert figures == {
+        "bare": 2.0,
+        "bare.ratio": 1.0,
+        "ours": 5.0,
+        "ours.p99": 9.0,
+        "ours.ratio": 2.5,
+        "ours.is_met": True,
+        "bytes": 7.0,
+    }
