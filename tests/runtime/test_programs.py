@@ -24,8 +24,10 @@ def double(point):
 
 flow = Dataflow(num_shards=2)
 (flow.source([Point(i) for i in range(4)]).exchange(lambda p: p.x).map(double)
-    .exchange(lambda p: p.x // 4).map(lambda p: p.x).collect())
-print(sorted(flow.run(workers=2)["out"]))
+    .exchange(lambda p: p.x // 4).collect())
+points = flow.run(workers=2)["out"]
+assert all(isinstance(point, Point) for point in points)
+print(sorted(point.x for point in points))
 """
 
 # Prints a line once it runs; ends only if it is told to.

@@ -55,6 +55,12 @@ def hoarder():
     return flow
 
 
+@pytest.fixture
+def processes():
+    with Cluster(1) as cluster:
+        yield cluster
+
+
 # Results -----------------------------------------------------------------------------
 
 
@@ -232,6 +238,15 @@ def test_an_unknown_input_or_probe_names_those_there_are(cluster):
             run.input("x")
         with pytest.raises(GraphError, match=r"no probe of that name; .*\['probe'\]"):
             run.probe("in")
+
+
+def test_a_record_that_cannot_travel_ends_the_run_with_an_error(processes):
+    flow = Dataflow()
+    flow.input("in").collect()
+    run = processes.start(flow.build())
+    run.input("in").send([threading.Lock()])
+    with pytest.raises(PayloadError, match=r"cannot be sent .*_thread\.lock|lock"):
+        run.result(TIMEOUT_S)
 
 
 # Failure -----------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from timelyml.errors import (
+    InvariantError,
     PeerError,
     PeerLostError,
     RunStoppedError,
@@ -223,7 +224,7 @@ class Controller:
             return
         match message:
             case Hello():
-                self._on_hello(message)
+                self._on_hello(peer, message)
             case Connected():
                 if self.membership.connected(peer):
                     for generation in list(self._runs):
@@ -237,8 +238,7 @@ class Controller:
                 self.membership.heard(peer, self._clock())
                 self._on_run_message(peer, message)
 
-    def _on_hello(self, message: Hello) -> None:
-        worker = message.worker
+    def _on_hello(self, worker: int, message: Hello) -> None:
         if message.version != HANDSHAKE:
             what = f"speaks {message.version!r}; got it instead of {HANDSHAKE!r}"
             self.lose_worker(worker, what)
@@ -291,8 +291,8 @@ class Controller:
         now = self._clock()
         try:
             effects = event(run, now)
-        except TimelyError as error:  # a protocol error is the run's end, not ours
-            effects = run.fail(error, now)
+        except Exception as error:  # noqa: BLE001  the run's end, not that of others
+            effects = run.fail(_as_timely_error(error), now)
         if run.phase is RunPhase.ENDED:
             self._runs.pop(generation, None)
         for effect in effects:
@@ -314,6 +314,10 @@ class Controller:
         except PeerLostError as error:
             worker, what = effect.worker, f"cannot be reached: {error}"
             self.post(lambda: self.lose_worker(worker, what))
+        except TimelyError as error:  # e.g. a record of an input that does not pickle
+            failure = error
+            generation = getattr(effect.message, "generation", -1)
+            self.ask(generation, lambda run, now: run.fail(failure, now))
 
     def _closed_error(self) -> RunStoppedError:
         msg = (
@@ -321,3 +325,12 @@ class Controller:
             "until its runs are over; call result() before it closes"
         )
         return RunStoppedError(msg)
+
+
+def _as_timely_error(error: Exception) -> TimelyError:
+    if isinstance(error, TimelyError):
+        return error
+    msg = f"the controller failed on a run: {type(error).__name__}: {error}"
+    failure = InvariantError(msg)
+    failure.__cause__ = error
+    return failure

@@ -122,6 +122,9 @@ class ProcessLauncher:
                 self._spawn(worker, boot, controller)
             while not self._is_done():
                 self._turn(controller)
+        except Exception as error:  # noqa: BLE001  runs must not wait for it in vain
+            what = f"is not watched any more: {type(error).__name__}: {error}"
+            controller.post(lambda: controller.lose_worker(0, what))
         finally:
             for child in self._children.values():
                 if child.process.poll() is None:
