@@ -91,11 +91,18 @@ class ConfigError(TimelyError):
 
 
 class ScheduleError(TimelyError):
-    """A pipeline schedule cannot run; `reason` is a word, `rank` and `row` the place."""
+    """A pipeline schedule cannot run; says why in a word, and where it is known."""
+
+    reason: str = ""
+    rank: int | None = None
+    row: int | None = None
+    action: str | None = None
 
 
 class ScheduleDeadlockError(ScheduleError):
-    """Ranks of a pipeline wait for each other for ever; `cycle` names the waits."""
+    """Ranks of a pipeline wait for each other for ever; `cycle` tells the waits."""
+
+    cycle: tuple[str, ...] = ()
 
 
 # The user's function -------------------------------------------------------------

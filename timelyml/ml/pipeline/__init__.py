@@ -1,0 +1,58 @@
+"""Pipeline schedules as data: made, proved, timed and drawn."""
+
+from timelyml.ml.pipeline.actions import Action, Op, Schedule
+from timelyml.ml.pipeline.channels import Channels, Execution, Span, Wait, execute
+from timelyml.ml.pipeline.lowering import with_early_receives, with_late_receives
+from timelyml.ml.pipeline.placement import loop_placement, v_placement
+from timelyml.ml.pipeline.render import bars, draw, text_chart
+from timelyml.ml.pipeline.schedules import (
+    SCHEDULES,
+    gpipe,
+    interleaved_1f1b,
+    interleaved_zero_bubble,
+    one_f_one_b,
+    zb_h1,
+    zbv,
+)
+from timelyml.ml.pipeline.simulate import (
+    Costs,
+    Timeline,
+    peak_by_rank,
+    peak_by_stage,
+    simulate,
+)
+from timelyml.ml.pipeline.validate import Fault, find_faults, needed_depth, validate
+
+__all__ = [
+    "SCHEDULES",
+    "Action",
+    "Channels",
+    "Costs",
+    "Execution",
+    "Fault",
+    "Op",
+    "Schedule",
+    "Span",
+    "Timeline",
+    "Wait",
+    "bars",
+    "draw",
+    "execute",
+    "find_faults",
+    "gpipe",
+    "interleaved_1f1b",
+    "interleaved_zero_bubble",
+    "loop_placement",
+    "needed_depth",
+    "one_f_one_b",
+    "peak_by_rank",
+    "peak_by_stage",
+    "simulate",
+    "text_chart",
+    "v_placement",
+    "validate",
+    "with_early_receives",
+    "with_late_receives",
+    "zb_h1",
+    "zbv",
+]
