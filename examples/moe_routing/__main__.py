@@ -66,23 +66,20 @@ def main(
     """
     console = Console(stderr=as_json)
     chosen = {"d_model": d_model, "batch": batch, "steps": steps}
-    settings = Settings(
-        num_experts=experts,
-        top_k=top_k,
-        seed=seed,
-        data_shards=workers if data_shards is None else data_shards,
-        **{
-            **(SMALL if small else {}),
-            **{key: value for key, value in chosen.items() if value is not None},
-        },
-    )
-    shrink = 8 if small else 1
-    corpus = load_corpus(
-        data,
-        window=settings.window,
-        train_bytes=TRAIN_BYTES // shrink,
-        held_out_bytes=HELD_OUT_BYTES // shrink,
-    )
+    try:
+        settings = Settings(
+            num_experts=experts,
+            top_k=top_k,
+            seed=seed,
+            data_shards=workers if data_shards is None else data_shards,
+            **{
+                **(SMALL if small else {}),
+                **{key: value for key, value in chosen.items() if value is not None},
+            },
+        )
+        corpus = _load(data, settings, shrink=8 if small else 1)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
     console.print(
         f"{corpus.train.num_bytes:,} bytes to train on, "
         f"{corpus.held_out.num_bytes:,} held out, from {corpus.source}"
@@ -101,6 +98,15 @@ def main(
         sys.stdout.write(json.dumps(figures) + "\n")
     if verify and not figures["verify"]["passed"]:
         raise typer.Exit(1)
+
+
+def _load(data: Path | None, settings: Settings, *, shrink: int) -> Corpus:
+    return load_corpus(
+        data,
+        window=settings.window,
+        train_bytes=TRAIN_BYTES // shrink,
+        held_out_bytes=HELD_OUT_BYTES // shrink,
+    )
 
 
 def _figures(

@@ -215,8 +215,8 @@ def add_training(
         regular=True,
     )
     embed = compiled(functools.partial(model.embed, settings))
-    # A quarter of the mean load: below it, compiling costs more than padding.
-    smallest = max(16, settings.batch * settings.top_k // settings.num_experts // 4)
+    # Half of the mean load: below it, compiling costs more than padding.
+    smallest = max(16, settings.batch * settings.top_k // settings.num_experts // 2)
     rows, forward, routing, embed_gradients, embed_weights, ask = add_firing_operator(
         builder,
         "embed",
