@@ -311,6 +311,16 @@ def test_a_wait_out_of_time_explains_and_lets_the_run_go_on(cluster):
     assert "is over" in str(run.explain_stall())
 
 
+def test_a_run_that_waits_for_the_driver_says_that_it_is_the_drivers_turn(cluster):
+    with cluster.start(doubled()) as run:
+        run.input("in").advance_to(4)
+        with pytest.raises(DeadlineError, match="did not pass time 4"):
+            run.probe("probe").wait_until(4, timeout_s=0.2)
+        row = run.explain_stall().rows[0]
+    assert (row.operator, row.time) == ("in", 4)
+    assert "an input that the driver has not advanced or closed" in row.what
+
+
 # Ending ------------------------------------------------------------------------------
 
 
