@@ -33,7 +33,7 @@ check: $(READY) ## formatting, lint, types, examples at a small size, tests
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
-	$(PY) -m examples.moe_routing --steps 4 --workers 2 --json
+	$(PY) -m examples.moe_routing --small --verify
 	$(PY) -m pytest $(ARGS)
 
 format: $(READY) ## format the code and mend what ruff can mend
