@@ -16,6 +16,7 @@ from timelyml.errors import (
 from timelyml.graph import (
     PER_WORKER,
     Broadcast,
+    Contiguous,
     Custom,
     Exchange,
     Gather,
@@ -487,3 +488,17 @@ def test_routes_of_the_user_reach_the_channel():
     unary(source(builder), "a", Exchange.by_key(first_byte))
     (channel,) = builder.build().channels
     assert channel.pact == Exchange(key=first_byte)
+
+
+def test_a_pipelined_operator_stands_where_its_producer_does():
+    builder = GraphBuilder("placed", num_shards=4)
+    (near,) = builder.add_operator(
+        "near", "source", is_source=True, placement=Contiguous()
+    )
+    (mapped,) = builder.add_operator("mapped", "map", inputs=[InputSpec(near)])
+    builder.add_operator("spread", "map", inputs=[InputSpec(mapped, Broadcast())])
+
+    graph = builder.build()
+
+    placements = [spec.placement for spec in graph.operators]
+    assert placements == [Contiguous(), Contiguous(), None]

@@ -62,7 +62,7 @@ def test_a_description_holds_what_else_an_operator_says():
         """
         dataflow flow
         0 lines: source; 1 shard per worker; 0 in, 1 out; source; regular; placed contiguous
-        1 join: join; 1 shard per worker; 2 in, 2 out; in0 to out1 (e+2); in1 to out0 never; in0 <- lines.out0 by pipeline, dense; in1 <- lines.out0 by pipeline
+        1 join: join; 1 shard per worker; 2 in, 2 out; placed contiguous; in0 to out1 (e+2); in1 to out0 never; in0 <- lines.out0 by pipeline, dense; in1 <- lines.out0 by pipeline
         """
     )
 

@@ -118,6 +118,23 @@ def test_stop_ends_an_endless_source(cluster):
     assert len(found) >= 6
 
 
+def test_stop_ends_a_regular_source_at_the_same_epoch_on_every_shard(cluster):
+    def endless(shard, num_shards):
+        return ([shard] for _ in itertools.count())
+
+    flow = Dataflow(num_shards=3)
+    share = flow.source(endless, regular=True)
+    share.exchange(lambda n: n, dense=True).count().probe("read").collect()
+
+    run = cluster.start(flow)
+    run.probe("read").wait_until(5, timeout_s=10)
+    run.stop(timeout_s=10)
+
+    batches = run.result().batches("out")
+    last = max(epoch for epoch, _ in batches)
+    assert batches == [(epoch, [1]) for epoch in range(last + 1) for _ in range(3)]
+
+
 def test_records_that_come_slowly_are_sent_before_the_batch_is_full():
     stream = Dataflow().source(range(100), batch_size=90)
     shard = FakeShard(tick_s=readers.MAX_DELAY_S / 2)
@@ -359,7 +376,7 @@ def test_a_generator_is_closed_when_its_source_is_stopped(tmp_path):
     logic = logic_of(Dataflow().source(share))
     logic.on_start(shard)
     shard.turn(logic)
-    logic.on_message(shard, ("stop",))
+    logic.on_message(shard, ("stop", None))
 
     assert closed.exists()
     assert shard.held() == []

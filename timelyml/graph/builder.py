@@ -139,7 +139,7 @@ class GraphBuilder:
                 epoch), even with nothing to send, and with sparse inputs beside,
                 holds its capability until their frontiers pass.
             is_source: Whether it produces records that no input caused.
-            placement: Of its shards on workers; None: the runtime's default.
+            placement: Of its shards on workers; None: of what it is pipelined after.
             scope: Of an operator without inputs; others stand where they listen.
 
         Raises:
@@ -165,7 +165,7 @@ class GraphBuilder:
             states=tuple(states),
             regular=regular,
             is_source=is_source,
-            placement=placement,
+            placement=placement or self._inherited_placement(inputs),
         )
         self._add(spec, inputs)
         return tuple(self._output(spec, port) for port in range(num_outputs))
@@ -372,6 +372,12 @@ class GraphBuilder:
             return None
         check_shard_count(num_shards, who=who)
         return num_shards
+
+    def _inherited_placement(self, inputs: Sequence[InputSpec]) -> Placement | None:
+        if not inputs or not isinstance(inputs[0].pact, Pipeline):
+            return None
+        producer = inputs[0].stream.operator
+        return self._operators[producer].placement if producer >= 0 else None
 
     def _check_own(self, builder: GraphBuilder, who: str) -> None:
         if builder is not self:

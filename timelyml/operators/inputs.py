@@ -1,7 +1,7 @@
 """Streams that the driver feeds while the run goes on, through an input handle.
 
 The handle's messages, to one shard each: `("data", epoch, payload)`,
-`("advance", epoch)` and `("close",)`; `("stop",)` comes when the run is drained.
+`("advance", epoch)` and `("close",)`; `("stop", None)` comes when the run is drained.
 Those of one handle arrive in their order; advancing and closing go to every shard.
 For what was taken in, its bytes go back to the handle as credit.
 """
@@ -63,7 +63,7 @@ def _on_message(shard: Shard, body: tuple[Any, ...]) -> None:
             shard.emit(CREDIT_TAG, size_bytes(payload))
         case ("advance", int() as epoch):
             capability.downgrade(epoch)
-        case ("close",) | ("stop",):
+        case ("close",) | ("stop", _):
             del shard.state["capability"]
             capability.release()
         case _:

@@ -163,6 +163,10 @@ def _logic(reader: Reader) -> Logic:
         except StopIteration:
             _close(shard)
             return
+        stop_at = shard.state.get("stop_at")
+        if piece is not None and stop_at is not None and piece.epoch >= stop_at:
+            _close(shard)
+            return
         if piece is None:
             shard.activate_after(ASK_AGAIN_S)
             return
@@ -174,8 +178,12 @@ def _logic(reader: Reader) -> Logic:
             shard.activate()
 
     def on_message(shard: Shard, body: tuple[Any, ...]) -> None:
-        if body[0] == "stop":
-            _close(shard)
+        match body:
+            case ("stop", None):
+                _close(shard)
+            case ("stop", epoch):  # regular: every shard ends before the same epoch
+                shard.state["stop_at"] = epoch
+                shard.activate()
 
     return Logic(on_start=on_start, on_activate=on_activate, on_message=on_message)
 

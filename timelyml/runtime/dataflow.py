@@ -16,10 +16,11 @@ from typing import Any
 from timelyml.errors import InvariantError, StateLimitError
 from timelyml.exchange import CONTROLLER, Codec, Lane, SpillingQueue, Transport
 from timelyml.graph import Graph
-from timelyml.progress import CapabilityTable, Timestamp, Tracker, epoch_of
+from timelyml.progress import CapabilityTable, Timestamp, Tracker
 from timelyml.runtime.build import build_instances, initial_counts
 from timelyml.runtime.channels import Arrival, Outbox, OutChannel
 from timelyml.runtime.config import RunConfig
+from timelyml.runtime.epochs import EpochGate
 from timelyml.runtime.instance import OperatorInstance
 from timelyml.runtime.messages import (
     CreditMessage,
@@ -27,6 +28,7 @@ from timelyml.runtime.messages import (
     Emitted,
     Part,
     ProgressMessage,
+    Stopping,
 )
 from timelyml.runtime.metering import Holding, holdings_of, metrics_of
 from timelyml.runtime.progress_link import ProgressLink
@@ -77,7 +79,6 @@ class Dataflow:
         self._timers: list[tuple[float, int, int]] = []
         self._refunds: dict[int, dict[int, int]] = {}
         self._refund_since: float | None = None
-        self._epoch_waiters: set[tuple[int, int]] = set()
         self._turn_end = 0.0
         self.channels: list[OutChannel] = []
         self.instances: list[OperatorInstance] = build_instances(self, self.outbox)
@@ -86,7 +87,7 @@ class Dataflow:
             for spec in graph.operators
             for port in range(spec.num_inputs)
         }
-        self._terminals = _terminals_by_source(graph)
+        self._gate = EpochGate(graph, self.tracker, config.max_epochs_ahead)
         self.spills = {
             channel.index: self._make_spill(
                 channel.target.operator, codec, spill_directory
@@ -163,12 +164,22 @@ class Dataflow:
         self.instances[operator].post(shard, body)
         self._active.add(operator)
 
-    def stop_sources(self) -> None:
-        """Tell every local shard of every source to close."""
+    def stop_sources(self, epoch: int | None) -> None:
+        """Tell the local shards of the sources to close.
+
+        First (None) all but the regular ones; those pause, and the controller is
+        told the first epoch that none has begun. Then all, at the agreed epoch.
+        """
+        if epoch is None:
+            first = self._gate.pause(self.table)
+            message = Stopping(self.generation, self.worker_index, first)
+            self._transport.send(CONTROLLER, message)
+        else:
+            self._gate.resume_until(epoch)
         for instance in self.instances:
-            if instance.spec.is_source:
+            if instance.spec.is_source and instance.spec.regular == (epoch is not None):
                 for shard in instance.shards:
-                    self.post(instance.index, shard, ("stop",))
+                    self.post(instance.index, shard, ("stop", epoch))
 
     def metrics(self) -> dict[str, Any]:
         """Figures of this run on this worker."""
@@ -233,17 +244,9 @@ class Dataflow:
             self._active.add(operator)
 
     def can_start_epoch(self, operator: int, epoch: int) -> bool:
-        """Whether fewer than `max_epochs_ahead` epochs before `epoch` are open."""
-        open_epochs = [
-            epoch_of(time)
-            for location in self._terminals.get(operator, ())
-            for time in self.tracker.frontier(location).elements
-        ]
-        if epoch - min(open_epochs, default=epoch) < self.config.max_epochs_ahead:
-            return True
-        running = self.instances[operator]
-        self._epoch_waiters.add((operator, running.current[0]))
-        return False
+        """Whether a source may open `epoch`; if not, it is activated later."""
+        shard = self.instances[operator].current[0]
+        return self._gate.may_open(operator, shard, epoch)
 
     def emit(self, operator: int, shard: int, tag: str, body: Any) -> None:
         """Send something to the driver, ahead of the progress that allows it."""
@@ -264,8 +267,7 @@ class Dataflow:
         for operator in {owners[c[0]] for c in changes if c[0] in owners}:
             self.instances[operator].frontier_moved()
             self._active.add(operator)
-        waiters, self._epoch_waiters = self._epoch_waiters, set()
-        for operator, shard in waiters:
+        for operator, shard in self._gate.take_waiters():
             self.activate(operator, shard, 0.0)
 
     def _run_timers(self) -> None:
@@ -375,27 +377,3 @@ class Dataflow:
         else:
             spill.push(arrival, part.size_bytes)
         self._active.add(target.operator)
-
-
-def _terminals_by_source(graph: Graph) -> dict[int, tuple[int, ...]]:
-    """By source operator: the inputs at the graph's ends that it leads to."""
-    successors: dict[int, set[int]] = {}
-    for channel in graph.channels:
-        source, target = channel.source.operator, channel.target.operator
-        successors.setdefault(source, set()).add(target)
-    ends = [
-        (location, graph.port_of(location).operator)
-        for location in graph.terminal_inputs()
-    ]
-    terminals: dict[int, tuple[int, ...]] = {}
-    for spec in graph.operators:
-        if not spec.is_source:
-            continue
-        reached: set[int] = set()
-        frontier = [spec.index]
-        while frontier:
-            fresh = successors.get(frontier.pop(), set()) - reached
-            reached |= fresh
-            frontier.extend(fresh)
-        terminals[spec.index] = tuple(loc for loc, owner in ends if owner in reached)
-    return terminals

@@ -108,9 +108,14 @@ class OperatorMessage:
 
 @dataclass(frozen=True, slots=True)
 class StopSources:
-    """Close every source at its present epoch, so that the run drains."""
+    """Close the sources, so that the run drains.
+
+    Regular sources pause at first (`epoch` None), and close at the epoch that the
+    controller then names, the same for all shards.
+    """
 
     generation: int
+    epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +170,15 @@ class Ready:
     worker: int
     fingerprint: str
     description: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """Told to stop: the first epoch that no regular source here has begun."""
+
+    generation: int
+    worker: int
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +245,7 @@ MESSAGE_TYPES: tuple[type, ...] = (
     Hello,
     Connected,
     Ready,
+    Stopping,
     Emitted,
     Failed,
     Dropped,

@@ -45,6 +45,7 @@ from timelyml.runtime.messages import (
     Ready,
     Report,
     Start,
+    Stopping,
     StopSources,
 )
 from timelyml.runtime.release import Collector
@@ -99,6 +100,7 @@ class RunState:
         # What the driver asked for before data could flow.
         self._early: list[Send] = []
         self._is_stop_wanted = False
+        self._stop_epochs: dict[int, int] = {}  # by worker
 
     @property
     def who(self) -> str:
@@ -123,6 +125,8 @@ class RunState:
                 self._progress.accept(message.batch)
             case Emitted():
                 effects = self._emitted(message)
+            case Stopping():
+                effects = self._stopping(message)
             case Ready():
                 effects = self._ready(message, now)
             case Failed():
@@ -205,6 +209,14 @@ class RunState:
             return []
         # Bulk, so that it does not overtake what input handles sent before.
         return self._to_all(StopSources(self.plan.generation), Lane.BULK)
+
+    def _stopping(self, message: Stopping) -> list[Effect]:
+        """Once every worker told how far it is, let all end at the latest epoch."""
+        self._stop_epochs[message.worker] = message.epoch
+        if len(self._stop_epochs) < self.plan.num_workers:
+            return []
+        epoch = max(self._stop_epochs.values())
+        return self._to_all(StopSources(self.plan.generation, epoch), Lane.BULK)
 
     def cancel(self, now: float) -> list[Effect]:
         """Give the run up."""

@@ -181,7 +181,7 @@ class Worker:
     def _on_stop_sources(self, _: int, message: StopSources) -> None:
         dataflow = self._run_of(message.generation)
         if dataflow is not None:
-            dataflow.stop_sources()
+            dataflow.stop_sources(message.epoch)
 
     def _on_drop(self, _: int, message: Drop) -> None:
         dataflow = self._dataflows.get(message.generation)

@@ -1,0 +1,90 @@
+"""Which epochs a source may open: epoch credit, and an orderly stop.
+
+A source runs at most so many epochs ahead of the oldest one that the graph's ends
+have not finished. When a run is told to stop, its regular sources, which promised a
+block of every shard for every epoch, first agree on the epoch to end at: each worker
+names the first that none of its shards has begun, and the latest of those is it.
+"""
+
+from __future__ import annotations
+
+from timelyml.graph import Graph
+from timelyml.progress import CapabilityTable, Tracker, epoch_of
+
+
+class EpochGate:
+    """Decides for the sources of one run on one worker."""
+
+    def __init__(self, graph: Graph, tracker: Tracker, max_ahead: int) -> None:
+        self._tracker = tracker
+        self._max_ahead = max_ahead
+        self._terminals = _terminals_by_source(graph)
+        self._outputs = {
+            graph.location_of_output(spec.index, port)
+            for spec in graph.operators
+            if spec.is_source and spec.regular
+            for port in range(spec.num_outputs)
+        }
+        self._waiters: set[tuple[int, int]] = set()
+        self._paused_at: int | None = None
+
+    def may_open(self, operator: int, shard: int, epoch: int) -> bool:
+        """Whether a source may open `epoch`; if not, it is remembered as waiting."""
+        open_epochs = [
+            epoch_of(time)
+            for location in self._terminals.get(operator, ())
+            for time in self._tracker.frontier(location).elements
+        ]
+        has_credit = epoch - min(open_epochs, default=epoch) < self._max_ahead
+        is_paused = self._paused_at is not None and epoch >= self._paused_at
+        if has_credit and not is_paused:
+            return True
+        self._waiters.add((operator, shard))
+        return False
+
+    def take_waiters(self) -> set[tuple[int, int]]:
+        """Return the (operator, shard) that wait, and forget them."""
+        waiters, self._waiters = self._waiters, set()
+        return waiters
+
+    def pause(self, table: CapabilityTable) -> int:
+        """Open nothing new; return the first epoch that no regular source began.
+
+        An epoch is begun as long as a capability stands at it, since a source moves
+        its capability on only with the last block of an epoch.
+        """
+        begun = [
+            epoch_of(holding.time)
+            for holding in table.holdings()
+            if holding.location in self._outputs
+        ]
+        self._paused_at = max(begun, default=-1) + 1
+        return self._paused_at
+
+    def resume_until(self, epoch: int) -> None:
+        """All workers agree on `epoch`: sources may open what comes before it."""
+        self._paused_at = epoch
+
+
+def _terminals_by_source(graph: Graph) -> dict[int, tuple[int, ...]]:
+    """By source operator: the inputs at the graph's ends that it leads to."""
+    successors: dict[int, set[int]] = {}
+    for channel in graph.channels:
+        source, target = channel.source.operator, channel.target.operator
+        successors.setdefault(source, set()).add(target)
+    ends = [
+        (location, graph.port_of(location).operator)
+        for location in graph.terminal_inputs()
+    ]
+    terminals: dict[int, tuple[int, ...]] = {}
+    for spec in graph.operators:
+        if not spec.is_source:
+            continue
+        reached: set[int] = set()
+        fresh = [spec.index]
+        while fresh:
+            found = successors.get(fresh.pop(), set()) - reached
+            reached |= found
+            fresh.extend(found)
+        terminals[spec.index] = tuple(loc for loc, owner in ends if owner in reached)
+    return terminals
