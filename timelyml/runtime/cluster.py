@@ -19,7 +19,7 @@ from typing import Any, Literal, Self
 from timelyml.errors import ConfigError, RunStoppedError
 from timelyml.exchange import CONTROLLER, InProcessHub
 from timelyml.graph import Graph
-from timelyml.runtime.config import RunConfig, ShippedRun
+from timelyml.runtime.config import INPUT_KIND, RunConfig, ShippedRun
 from timelyml.runtime.controller import Controller
 from timelyml.runtime.launch import InlineEndpoint, InlineLauncher, ThreadLauncher
 from timelyml.runtime.process_session import ProcessOptions, process_session
@@ -30,7 +30,6 @@ from timelyml.runtime.run_state import RunPlan
 from timelyml.runtime.session import Session
 from timelyml.runtime.shipping import ship
 from timelyml.runtime.signals import Interrupts
-from timelyml.runtime.stall import INPUT_KIND
 
 Mode = Literal["inline", "threads", "processes"]
 MODES = ("inline", "threads", "processes")

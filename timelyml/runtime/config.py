@@ -14,6 +14,8 @@ from timelyml.graph import Graph, Placement, RoundRobin
 
 ProgressMode = Literal["broadcast", "accumulator"]
 MEBIBYTE = 1 << 20
+INPUT_KIND = "input"  # an operator that the driver feeds
+PROBE_KIND = "probe"  # one whose input frontier the driver observes
 
 
 @dataclass(frozen=True, slots=True)

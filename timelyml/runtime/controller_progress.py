@@ -16,12 +16,9 @@ from timelyml.progress import (
     epoch_of,
 )
 from timelyml.runtime.build import initial_counts
-from timelyml.runtime.config import ProgressMode
+from timelyml.runtime.config import INPUT_KIND, PROBE_KIND, ProgressMode
 from timelyml.runtime.effects import Effect, FrontierMoved, OldestEpochs, Send
 from timelyml.runtime.messages import ProgressMessage
-from timelyml.runtime.stall import INPUT_KIND
-
-PROBE_KIND = "probe"
 
 
 class ControllerProgress:

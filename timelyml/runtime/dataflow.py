@@ -19,7 +19,7 @@ from timelyml.graph import Graph
 from timelyml.progress import CapabilityTable, Timestamp, Tracker
 from timelyml.runtime.build import build_instances, initial_counts
 from timelyml.runtime.channels import Arrival, Outbox, OutChannel
-from timelyml.runtime.config import RunConfig
+from timelyml.runtime.config import INPUT_KIND, RunConfig
 from timelyml.runtime.epochs import EpochGate
 from timelyml.runtime.instance import OperatorInstance
 from timelyml.runtime.messages import (
@@ -69,7 +69,12 @@ class Dataflow:
         self.tracker = Tracker(graph.reachability(), initial_counts(graph, num_workers))
         self.tracker.propagate()
         self.progress = ProgressLink(
-            worker_index, generation, config.progress_mode, self.tracker, clock
+            worker_index,
+            generation,
+            config.progress_mode,
+            self.tracker,
+            clock,
+            is_fed=any(spec.kind == INPUT_KIND for spec in graph.operators),
         )
         self.table = CapabilityTable(self.progress.record)
         self._transport = transport

@@ -36,7 +36,11 @@ class ProgressLink:
         mode: ProgressMode,
         tracker: Tracker,
         clock: Callable[[], float],
+        *,
+        is_fed: bool,
     ) -> None:
+        # A driver that feeds the run waits for it to close epochs.
+        self._gap_s = 0.0 if is_fed else CONTROLLER_GAP_S
         self.is_broadcast = mode == "broadcast"
         self.num_batches = 0
         self.num_changes = 0
@@ -53,7 +57,7 @@ class ProgressLink:
         self._peer_log = ProgressLog(worker_index, generation)
         self._watch_log = ProgressLog(worker_index, generation)
         self._has_news = False
-        self._told_at = -CONTROLLER_GAP_S
+        self._told_at = -self._gap_s
         self.record = self._log.record
 
     def accept(self, batch: ProgressBatch) -> None:
@@ -98,14 +102,14 @@ class ProgressLink:
 
     def controller_due(self) -> float | None:
         """In broadcast mode: when the controller is to be told, if there is news."""
-        return self._told_at + CONTROLLER_GAP_S if self._has_news else None
+        return self._told_at + self._gap_s if self._has_news else None
 
     def take_for_controller(self) -> ProgressBatch | None:
         """In broadcast mode: the merged batch that is due to the controller."""
         if not self._has_news:
             return None
         now = self._clock()
-        if now - self._told_at < CONTROLLER_GAP_S:
+        if now - self._told_at < self._gap_s:
             return None
         self._told_at = now
         self._has_news = False

@@ -16,7 +16,7 @@ from typing import Any
 from timelyml.errors import OperatorError, RunStoppedError, TimelyError
 from timelyml.graph import Graph
 from timelyml.progress import Timestamp, minimum
-from timelyml.runtime.controller_progress import PROBE_KIND
+from timelyml.runtime.config import INPUT_KIND, PROBE_KIND
 from timelyml.runtime.effects import (
     DriverMessage,
     Effect,
@@ -29,7 +29,6 @@ from timelyml.runtime.effects import (
     Started,
 )
 from timelyml.runtime.result import Result
-from timelyml.runtime.stall import INPUT_KIND
 
 COLLECT_KIND = "collect"
 CREDIT_TAG = "input-credit"

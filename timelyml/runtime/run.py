@@ -15,9 +15,8 @@ from typing import Any, Self
 from timelyml.errors import DeadlineError, GraphError
 from timelyml.graph import Graph, OperatorSpec
 from timelyml.progress import Timestamp
-from timelyml.runtime.config import RunConfig
+from timelyml.runtime.config import INPUT_KIND, PROBE_KIND, RunConfig
 from timelyml.runtime.controller import Controller
-from timelyml.runtime.controller_progress import PROBE_KIND
 from timelyml.runtime.effects import Inspected
 from timelyml.runtime.inputs import InputHandle, Probe
 from timelyml.runtime.metrics import merge_metrics
@@ -25,7 +24,7 @@ from timelyml.runtime.record import RunRecord
 from timelyml.runtime.result import Result
 from timelyml.runtime.run_state import RunState
 from timelyml.runtime.signals import Interrupts
-from timelyml.runtime.stall import INPUT_KIND, StallReport
+from timelyml.runtime.stall import StallReport
 
 CANCEL_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 5.0

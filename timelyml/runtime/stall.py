@@ -13,9 +13,9 @@ from typing import Any
 
 from timelyml.graph import Graph, OperatorSpec
 from timelyml.progress import Timestamp, Tracker
+from timelyml.runtime.config import INPUT_KIND
 
 MAX_ROWS = 64
-INPUT_KIND = "input"
 
 Holdings = Sequence[tuple[Any, ...]]
 """As in a `Report`: (location, time, count, sites where they were created)."""

@@ -160,7 +160,7 @@ class Worker:
                 clock=self._clock,
                 spill_directory=self._spill_directory,
             )
-        except TimelyError as error:
+        except Exception as error:  # noqa: BLE001  a shipped value may raise anything
             self._report(generation, error)
             return
         self._dataflows[generation] = dataflow
