@@ -17,7 +17,7 @@ help: ## list the targets
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "timelyml needs Python 3.11 or later; got " + sys.version.split()[0] + "; use make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --editable '.[dev,plot]'
+	$(PY) -m pip install -qq --editable '.[dev,plot]'
 	@touch $@
 
 run: $(READY) ## train the mixture-of-experts example (ARGS='--steps 50 --workers 4')
