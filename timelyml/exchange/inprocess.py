@@ -38,6 +38,7 @@ class InProcessTransport:
         self._hub = hub
         self._queues: tuple[deque[Incoming], deque[Incoming]] = (deque(), deque())
         self._awake = threading.Event()
+        self.stand_in: InProcessTransport | None = None  # that waits in its place
 
     def connect(self, peer: int, endpoint: Endpoint) -> None:
         """Do nothing: the hub knows every peer."""
@@ -79,6 +80,8 @@ class InProcessTransport:
     def wake(self) -> None:
         """End the present or the next `wait`."""
         self._awake.set()
+        if self.stand_in is not None:
+            self.stand_in.wake()
 
     def close(self) -> None:
         """Refuse further messages and forget those not received."""

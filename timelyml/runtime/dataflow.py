@@ -31,6 +31,7 @@ from timelyml.runtime.messages import (
     Stopping,
 )
 from timelyml.runtime.metering import Holding, holdings_of, metrics_of
+from timelyml.runtime.outside import Wakes, close_outside
 from timelyml.runtime.progress_link import ProgressLink
 from timelyml.runtime.state import StateStore
 
@@ -82,6 +83,7 @@ class Dataflow:
         self.outbox = Outbox(worker_index, config.credit_bytes, self._deliver)
         self._active: set[int] = set()
         self._timers: list[tuple[float, int, int]] = []
+        self._wakes = Wakes(transport.wake)
         self._refunds: dict[int, dict[int, int]] = {}
         self._refund_since: float | None = None
         self._turn_end = 0.0
@@ -196,6 +198,7 @@ class Dataflow:
 
     def close(self) -> None:
         """Free what the run holds outside of memory."""
+        close_outside(self.instances)
         for spill in self.spills.values():
             spill.close()
 
@@ -248,6 +251,10 @@ class Dataflow:
             self.instances[operator].activate_shard(shard)
             self._active.add(operator)
 
+    def waker(self, operator: int, shard: int) -> Callable[[], None]:
+        """Return what activates a shard from any thread."""
+        return self._wakes.waker(operator, shard)
+
     def can_start_epoch(self, operator: int, epoch: int) -> bool:
         """Whether a source may open `epoch`; if not, it is activated later."""
         shard = self.instances[operator].current[0]
@@ -276,6 +283,8 @@ class Dataflow:
             self.activate(operator, shard, 0.0)
 
     def _run_timers(self) -> None:
+        for operator, shard in self._wakes.take():
+            self.activate(operator, shard, 0.0)
         while self._timers and self._timers[0][0] <= self._clock():
             _, operator, shard = heapq.heappop(self._timers)
             self.activate(operator, shard, 0.0)

@@ -25,7 +25,7 @@ from timelyml.progress import (
 from timelyml.runtime.channels import ALL_LOCAL_SHARDS, Arrival, OutChannel
 from timelyml.runtime.dense import DenseInput
 from timelyml.runtime.notifications import Notification, NotificationQueue
-from timelyml.runtime.operator import Delivery, Logic, Steps
+from timelyml.runtime.operator import Delivery, Logic, Steps, Wait
 from timelyml.runtime.shard import Shard
 from timelyml.runtime.turn import Turn
 
@@ -76,7 +76,8 @@ class OperatorInstance:
         self._summaries = spec.summaries
         self._notifications = NotificationQueue(in_order=logic.in_order)
         self._is_total = not spec.scope
-        self._steps: Iterator[None] | None = None
+        self._steps: Iterator[Wait | None] | None = None
+        self._waits = False  # until a shard is activated
         self._context_port = BY_CAPABILITY
         self._context_time: Timestamp = 0
         self._frontier_moved = False
@@ -117,6 +118,7 @@ class OperatorInstance:
     def activate_shard(self, shard: int) -> None:
         """Run `on_activate` of a shard in the next turn."""
         self._activated.add(shard)
+        self._waits = False
 
     def post(self, shard: int, body: Any) -> None:
         """Queue a message from the driver."""
@@ -141,8 +143,8 @@ class OperatorInstance:
     def run(self) -> bool:
         """Do this operator's share of a turn; True if it has to run again."""
         for _ in range(MAX_STEPS):
-            if self._turn.is_blocked(self.index):
-                return False  # the refund of credit activates it again
+            if self._waits or self._turn.is_blocked(self.index):
+                return False  # an activation or a refund of credit lets it go on
             if not self._run_one():
                 return False
             if self._turn.is_over():
@@ -173,19 +175,19 @@ class OperatorInstance:
 
     # Callbacks --------------------------------------------------------------------
 
-    def _begin(self, steps: Iterator[None]) -> None:
+    def _begin(self, steps: Iterator[Wait | None]) -> None:
         self._steps = steps
         self._continue()
 
     def _continue(self) -> None:
         assert self._steps is not None  # noqa: S101  for the type checker
         try:
-            next(self._steps)
+            self._waits = next(self._steps) is not None
         except StopIteration:
             self._steps = None
             self._context_port = BY_CAPABILITY
 
-    def _consume(self, arrival: Arrival) -> Iterator[None]:
+    def _consume(self, arrival: Arrival) -> Iterator[Wait | None]:
         part = arrival.part
         self._turn.left_queue(arrival)
         delivery = Delivery(
@@ -217,7 +219,7 @@ class OperatorInstance:
         self._begin(self._deliver(notification))
         return True
 
-    def _deliver(self, notification: Notification) -> Iterator[None]:
+    def _deliver(self, notification: Notification) -> Iterator[Wait | None]:
         shard = self.shards[notification.shard]
         self._context_port = notification.via_port
         self._context_time = notification.time
@@ -360,6 +362,10 @@ class OperatorInstance:
         """Run `on_activate` of a shard."""
         self._turn.activate(self.index, shard, after_s)
 
+    def waker(self, shard: int) -> Callable[[], None]:
+        """Return what activates a shard from any thread."""
+        return self._turn.waker(self.index, shard)
+
     def now(self) -> float:
         """Seconds by the worker's clock."""
         return self._turn.now()
@@ -388,6 +394,6 @@ def _leads_to(summary: Summary, source: Timestamp, target: Timestamp) -> bool:
     return result is not None and less_equal(result, target)
 
 
-def _stepped(steps: Steps) -> Iterator[None]:
+def _stepped(steps: Steps) -> Iterator[Wait | None]:
     if steps is not None:
         yield from steps

@@ -110,7 +110,9 @@ class InlineLauncher:
     def start(self, controller: Controller) -> None:
         """Build the worker; `InlineEndpoint` steps it."""
         del controller
-        self.worker = make_worker(0, self._hub.transport(0), Path(self._directory.name))
+        transport = self._hub.transport(0)
+        transport.stand_in = self._hub.transport(CONTROLLER)  # the one that waits
+        self.worker = make_worker(0, transport, Path(self._directory.name))
 
     def close(self, *, at_once: bool) -> None:  # noqa: ARG002  see Launcher
         """Let the worker leave."""

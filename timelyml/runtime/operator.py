@@ -33,7 +33,15 @@ class Delivery:
     source_shard: int
 
 
-Steps = Iterator[None] | None
+class Wait:
+    """What a generator yields to be left alone until its shard is activated."""
+
+    __slots__ = ()
+
+
+WAIT = Wait()
+
+Steps = Iterator[Wait | None] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +50,9 @@ class Logic:
 
     `on_batch` and `on_notify` may be generators: the runtime steps them with a
     time budget, so that one long batch does not keep a worker from the others;
-    a batch counts as consumed when its generator ends.
+    a batch counts as consumed when its generator ends. One that yields `WAIT` is not
+    stepped again before a shard of its operator is activated; until then the operator
+    takes nothing in, so that credit holds its producers back.
 
     Attributes:
         on_start: Once per shard, before anything else; the only place where
@@ -52,6 +62,8 @@ class Logic:
         on_frontier: After the frontier of any input port moved.
         on_activate: After `shard.activate()` or `shard.activate_after()`.
         on_message: For a control message from the driver.
+        on_close: Once per worker, when the run is over there in whatever way: frees
+            threads, files and sockets, which are no state.
         in_order: Deliver the notifications of a shard strictly in the order of
             their times, even where a later one is complete before an earlier one.
     """
@@ -62,4 +74,5 @@ class Logic:
     on_frontier: Callable[[Any], None] | None = None
     on_activate: Callable[[Any], None] | None = None
     on_message: Callable[[Any, Any], None] | None = None
+    on_close: Callable[[], None] | None = None
     in_order: bool = False

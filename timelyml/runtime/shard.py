@@ -7,6 +7,7 @@ or notification being processed, or a capability held at that output.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from timelyml.errors import CapabilityError
@@ -54,6 +55,9 @@ class Host(Protocol):
 
     def activate(self, shard: int, after_s: float) -> None:
         """Run `on_activate` of the shard, now or later."""
+
+    def waker(self, shard: int) -> Callable[[], None]:
+        """Return what activates a shard from any thread."""
 
     def now(self) -> float:
         """Seconds by the worker's clock."""
@@ -244,6 +248,13 @@ class Shard:
     def activate_after(self, seconds: float) -> None:
         """Run `on_activate` again after that many seconds."""
         self._host.activate(self.index, seconds)
+
+    def waker(self) -> Callable[[], None]:
+        """Return a function that activates this shard, from any thread, at any time.
+
+        Everything else here belongs to the worker's own thread.
+        """
+        return self._host.waker(self.index)
 
     def now(self) -> float:
         """Seconds by the worker's clock, which a simulation replaces."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from timelyml.runtime.channels import Arrival
@@ -30,6 +31,9 @@ class Turn(Protocol):
 
     def activate(self, operator: int, shard: int, after_s: float) -> None:
         """Run `on_activate` of a shard, now or later."""
+
+    def waker(self, operator: int, shard: int) -> Callable[[], None]:
+        """Return what activates a shard from any thread."""
 
     def can_start_epoch(self, operator: int, epoch: int) -> bool:
         """Whether the epoch credit allows a source to open `epoch`."""

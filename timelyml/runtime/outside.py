@@ -1,0 +1,44 @@
+"""What operators have outside of a run's one thread: wakes from it, and its end."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from timelyml.runtime.instance import OperatorInstance
+
+
+class Wakes:
+    """Activations asked for by other threads, until the worker takes them."""
+
+    def __init__(self, wake_worker: Callable[[], None]) -> None:
+        self._wake_worker = wake_worker
+        self._asked: deque[tuple[int, int]] = deque()  # atomic: it needs no lock
+
+    def waker(self, operator: int, shard: int) -> Callable[[], None]:
+        """Return what asks for one shard's activation, from any thread."""
+
+        def wake() -> None:
+            self._asked.append((operator, shard))
+            self._wake_worker()
+
+        return wake
+
+    def take(self) -> Iterable[tuple[int, int]]:
+        """Remove and return what was asked for, as (operator, shard)."""
+        found = {self._asked.popleft() for _ in range(len(self._asked))}
+        return sorted(found)
+
+
+def close_outside(instances: Iterable[OperatorInstance]) -> None:
+    """Let every operator free what it has; one that fails to is told on stderr."""
+    for instance in instances:
+        if instance.logic.on_close is None:
+            continue
+        try:
+            instance.logic.on_close()
+        except Exception:  # noqa: BLE001  the run is over: nobody is left to catch it
+            print(f"operator {instance.name!r} did not close:", file=sys.stderr)  # noqa: T201
+            traceback.print_exc()
