@@ -552,6 +552,47 @@ class Stream:
         """Send the number of records of each time, on each shard that has any."""
         return self._with(operators.count(self.ref, name=name))
 
+    # JAX -------------------------------------------------------------------------------
+
+    def compute(
+        self,
+        fn: Callable[..., Any],
+        *others: Stream,
+        init: Callable[[int], Any] | None = None,
+        pact: Pact | Sequence[Pact] | None = None,
+        pad: bool = False,
+        name: str = "compute",
+        num_shards: int | None = None,
+        placement: Placement | None = None,
+    ) -> Stream:
+        """Apply a JAX function to all rows of each time, once they are complete.
+
+        Args:
+            fn: From columns of this stream and of `others` to columns; with `init`,
+                from state and columns to state and columns. Jitted once per worker.
+            others: Further arguments of `fn`, from streams of the same scope.
+            init: From the index of a shard to its initial state.
+            pact: How rows find their shard; default: as the streams are routed.
+            pad: Pad rows with zeros to a bucket, so that XLA compiles few shapes.
+            name: Shown in traces and errors; the key of its state.
+            num_shards: Default: that of this stream.
+            placement: Which worker holds which shard.
+        """
+        from timelyml.ml import compute  # noqa: PLC0415  it loads JAX
+
+        return self._with(
+            compute(
+                [self.ref, *map(_ref, others)],
+                fn,
+                init=init,
+                pact=pact,
+                pad=pad,
+                name=name,
+                num_shards=num_shards,
+                placement=placement,
+            )
+        )
+
     # Loops -----------------------------------------------------------------------------
 
     def enter(self, scope: ScopeRef) -> Stream:

@@ -18,7 +18,7 @@ from examples.moe_routing.config import Settings
 from examples.moe_routing.data import Corpus, load_corpus
 from examples.moe_routing.dense import bits_per_byte
 from examples.moe_routing.ngram import OrderTwo
-from timelyml.runtime.cluster import Cluster
+from timelyml import Cluster
 
 Mode = Literal["processes", "threads"]
 
@@ -98,6 +98,8 @@ def main(
         sys.stdout.write(json.dumps(figures) + "\n")
     if verify and not figures["verify"]["passed"]:
         raise typer.Exit(1)
+    if trained.was_interrupted:
+        raise typer.Exit(130)
 
 
 def _load(data: Path | None, settings: Settings, *, shrink: int) -> Corpus:

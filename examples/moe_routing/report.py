@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,15 @@ class History:
         return steps * self.settings.batch / (self.times[-1] - self.times[0])
 
     @property
+    def state(self) -> str:
+        """How far training is, in a few words."""
+        if not self.losses:
+            return "compiling"
+        return (
+            f"{self.recent_bits:.3f} bits per byte, {self.tokens_per_s:,.0f} tokens/s"
+        )
+
+    @property
     def shares(self) -> NDArray[np.float64]:
         """Each expert's share of all (token, choice) pairs."""
         total = np.sum(self.counts, axis=0)
@@ -68,41 +77,49 @@ class History:
         return (sums / sums.sum(axis=1, keepdims=True)).T
 
 
-def follow(run: Any, history: History, steps: int, console: Console) -> None:
+def follow(
+    run: Any,
+    history: History,
+    *,
+    steps: int,
+    console: Console,
+    is_unwanted: Callable[[], bool] = lambda: False,
+) -> None:
     """Read the reports of a run as they come, and show how far it is.
 
     Returns when the run is over, in whatever way.
+
+    Args:
+        run: What to follow.
+        history: Reports are added to it.
+        steps: How many are expected.
+        console: Where to show them.
+        is_unwanted: Whether to stop the run; it then ends with a whole step.
     """
     began = time.perf_counter()
     columns = (
-        TextColumn("training"),
+        TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
-        TextColumn("{task.fields[bits]:.3f} bits per byte"),
-        TextColumn("{task.fields[speed]:,.0f} tokens/s"),
+        TextColumn("{task.fields[state]}"),
         TimeElapsedColumn(),
     )
     last_line = began
     with Progress(*columns, console=console, transient=True) as progress:
-        bar = progress.add_task("training", total=steps, bits=float("nan"), speed=0.0)
+        bar = progress.add_task("training", total=steps, state="compiling")
+        is_stopping = False
         while True:
             is_over = run.done()
+            if is_unwanted() and not is_stopping:
+                is_stopping = True
+                run.request_stop()
             now = time.perf_counter()
             for _, record in run.batches(REPORT)[len(history.losses) :]:
                 history.add(record, now - began)
-            progress.update(
-                bar,
-                completed=len(history.losses),
-                bits=history.recent_bits,
-                speed=history.tokens_per_s,
-            )
+            progress.update(bar, completed=len(history.losses), state=history.state)
             if not console.is_terminal and now - last_line >= _LINE_EVERY_S:
                 last_line = now
-                console.print(
-                    f"step {len(history.losses)}/{steps}: "
-                    f"{history.recent_bits:.3f} bits per byte, "
-                    f"{history.tokens_per_s:,.0f} tokens/s"
-                )
+                console.print(f"step {len(history.losses)}/{steps}: {history.state}")
             if is_over:
                 return
             time.sleep(0.1)

@@ -15,7 +15,8 @@ from examples.moe_routing import dense, flow
 from examples.moe_routing.config import Settings
 from examples.moe_routing.data import Corpus
 from examples.moe_routing.report import History, bytes_moved, follow
-from timelyml.runtime.cluster import Cluster
+from timelyml import Cluster
+from timelyml.runtime.signals import Interrupts
 
 VERIFIED_STEPS = 20
 TOLERANCE = 1e-4
@@ -30,6 +31,8 @@ class Trained:
     weights: dict[str, Any]
     seconds: float
     metrics: dict[str, Any]
+    was_interrupted: bool = False
+    """Whether a signal ended it early, after a whole step."""
 
     @property
     def digest(self) -> str:
@@ -53,15 +56,32 @@ def train(
     console: Console,
     steps: int | None = None,
 ) -> Trained:
-    """Train on the workers of a cluster; blocks, and shows how far it is."""
+    """Train on the workers of a cluster; blocks, and shows how far it is.
+
+    SIGINT and SIGTERM end it after a whole step, with the weights learnt so far.
+    """
     history = History(settings)
     began = time.perf_counter()
-    run = cluster.start(flow.build(settings, corpus, steps=steps))
-    with run:
-        follow(run, history, settings.steps if steps is None else steps, console)
+    with (
+        Interrupts(terminate=True) as interrupts,
+        cluster.start(flow.build(settings, corpus, steps=steps)) as run,
+    ):
+        follow(
+            run,
+            history,
+            steps=settings.steps if steps is None else steps,
+            console=console,
+            is_unwanted=lambda: interrupts.was_interrupted,
+        )
         result = run.result()
     seconds = time.perf_counter() - began
-    return Trained(history, flow.weights_of(result), seconds, run.metrics())
+    return Trained(
+        history,
+        flow.weights_of(result),
+        seconds,
+        run.metrics(),
+        interrupts.was_interrupted,
+    )
 
 
 def verify(
@@ -75,6 +95,7 @@ def verify(
     """
     steps = min(VERIFIED_STEPS, settings.steps)
     ours = train(cluster, settings, corpus, console=console, steps=steps)
+    steps = len(ours.history.losses)
     weights, losses = dense.train(settings, corpus, steps=steps)
     loss_difference = float(
         np.max(np.abs(np.array(ours.history.losses) - losses) / np.abs(losses))

@@ -15,6 +15,7 @@ from examples.moe_routing import dense, flow, model
 from examples.moe_routing.config import Settings
 from examples.moe_routing.data import load_corpus
 from tests.examples.orders import run_in_order
+from timelyml import Cluster
 
 ROOT = Path(__file__).parents[2]
 STEPS = 3
@@ -85,6 +86,20 @@ def test_ten_orders_of_arrival_give_the_same_bits(corpus, tmp_path):
             assert ours.tobytes() == first.tobytes(), f"seed {seed}"
 
 
+def test_a_stopped_run_gives_the_weights_of_the_steps_it_did(corpus):
+    settings = replace(TINY, steps=10_000)
+    with Cluster(workers=2, mode="threads") as cluster:
+        run = cluster.start(flow.build(settings, corpus), timeout_s=TIMEOUT_S)
+        while len(run.batches(flow.REPORT)) < STEPS:
+            assert not run.done(), run.result()
+            run.record.wait_until(lambda: False, 0.01)
+        run.request_stop()
+        result = run.result()
+    steps = len(result.batches(flow.REPORT))
+    assert STEPS <= steps < settings.steps
+    check_agrees(result, settings, corpus, steps=steps)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -125,16 +140,9 @@ def test_an_expert_without_tokens_is_skipped_and_agrees_with_dense_jax(
 
 def test_the_program_prints_one_json_object_and_saves_a_picture(tmp_path):
     picture = tmp_path / "routing.png"
-    command = [sys.executable, "-m", "examples.moe_routing", "--small", "--json"]
-    command += [
-        "--steps",
-        "12",
-        "--workers",
-        "2",
-        "--picture",
-        str(picture),
-        "--verify",
-    ]
+    options = "--small --json --verify --steps 6 --batch 64 --workers 2 --data-shards 1"
+    command = [sys.executable, "-m", "examples.moe_routing", *options.split()]
+    command += ["--picture", str(picture)]
     done = subprocess.run(
         command,
         cwd=ROOT,
@@ -147,7 +155,7 @@ def test_the_program_prints_one_json_object_and_saves_a_picture(tmp_path):
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     assert figures["verify"]["passed"]
-    assert figures["steps"] == 12
+    assert figures["steps"] == 6
     assert figures["held_out_bits_per_byte"] > 0
     assert len(figures["expert_shares"]) == figures["num_experts"] == 8
     assert figures["bytes_between_workers"] > 0

@@ -157,6 +157,18 @@ def negative(x):
     return -x
 
 
+def test_the_fluent_method_computes_too(cluster):
+    flow = Dataflow("f")
+    up = tables(flow)
+    sums = up.compute(lambda x: x.sum(axis=1), name="sums")
+    up.compute(lambda x, y: x * y[:, None], sums, pad=True).collect()
+    result = cluster.run(flow)
+    for index, (time, rows) in enumerate(result.batches("out")):
+        given = table(time, index % 2)
+        expected = given * given.sum(axis=1, keepdims=True)
+        np.testing.assert_allclose(rows, expected, rtol=1e-4, atol=1e-6)
+
+
 def test_a_compiled_function_travels_without_its_compiled_form():
     double = compiled(negative)
     assert float(double(2.0)) == -2.0
