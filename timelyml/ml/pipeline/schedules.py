@@ -120,6 +120,8 @@ def interleaved_zero_bubble(
 ) -> Schedule:
     """Interleave several stages a rank, with backward split in two.
 
+    Wants channels about half as deep as there are ranks: see `needed_depth`.
+
     Source:
         ZB-H1 (Qi et al., 2023) over the loop of interleaved 1F1B; uneven groups of
         microbatches as in `interleaved_1f1b`.

@@ -74,13 +74,15 @@ def validate(
     """
     faults = find_faults(schedule)
     if faults:
-        raise _error(schedule, faults, "every operation once, after what it reads")
+        expected = "every operation once, after what it reads; mend the rows"
+        raise _error(schedule, faults, expected)
     channels = Channels() if channels is None else channels
     refuse_deadlock(schedule, execute(schedule, channels))
     if max_live is not None:
         excess = list(_excess(schedule, max_live, sizes))
         if excess:
-            raise _error(schedule, excess, f"at most {max_live!r} live activations")
+            expected = f"at most {max_live!r}; allow more or hold fewer at once"
+            raise _error(schedule, excess, expected)
 
 
 def find_faults(schedule: Schedule) -> list[Fault]:
@@ -118,8 +120,7 @@ def _error(schedule: Schedule, faults: list[Fault], expected: str) -> ScheduleEr
     first, *others = faults
     more = f" (and {len(others)} more)" if others else ""
     return ScheduleError(
-        f"{schedule.name} cannot run; got {first}{more}; expected {expected}; mend "
-        f"the rows or generate them",
+        f"{schedule.name} cannot run; got {first}{more}; expected {expected}",
         reason=first.reason,
         rank=first.rank,
         row=first.row,
@@ -275,6 +276,6 @@ def _excess(schedule: Schedule, max_live: PerStage, sizes: PerStage) -> Iterator
         bound = max_live[rank] if isinstance(max_live, tuple) else max_live
         for row, action, live in live_levels(schedule, rank, sizes):
             if live > bound:
-                what = f"{action} makes {live} live activations of at most {bound}"
+                what = f"{action} makes {live} live activations, more than {bound}"
                 yield Fault("memory", rank, row, str(action), what)
                 break
