@@ -152,6 +152,10 @@ class Controller:
                 worked = True
         return worked or bool(incoming)
 
+    def has_work(self) -> bool:
+        """Whether `step` would do something even if nothing arrives."""
+        return bool(self._actions)
+
     def next_deadline(self) -> float | None:
         """The clock's time at which `step` has to be called again, if any."""
         deadlines = [run.next_deadline() for run, _ in self._runs.values()]

@@ -136,6 +136,10 @@ class Dataflow:
         self._flush()
         return worked
 
+    def has_work(self) -> bool:
+        """Whether `step` would do something even if nothing arrives."""
+        return bool(self._active) or self.progress.has_arrived
+
     def next_deadline(self) -> float | None:
         """When `step` has to be called again even if nothing arrives."""
         deadlines = [self._timers[0][0]] if self._timers else []

@@ -135,6 +135,7 @@ class InlineEndpoint:
     def __init__(self, controller: Controller, launcher: InlineLauncher) -> None:
         self._controller = controller
         self._launcher = launcher
+        self._has_worked = False
 
     def step(self) -> bool:
         """Give both a turn; True if either did anything."""
@@ -142,7 +143,12 @@ class InlineEndpoint:
         # before it runs user code again.
         worked = self._controller.step()
         worker = self._launcher.worker
-        return (worker is not None and worker.step()) or worked
+        self._has_worked = (worker is not None and worker.step()) or worked
+        return self._has_worked
+
+    def has_work(self) -> bool:
+        """Return whether either did anything: the other may have to act on it."""
+        return self._has_worked
 
     def next_deadline(self) -> float | None:
         """Return the earlier deadline of the two."""

@@ -18,6 +18,9 @@ class Endpoint(Protocol):
     def step(self) -> bool:
         """Do what can be done without waiting; True if anything was done."""
 
+    def has_work(self) -> bool:
+        """Whether `step` would do something even if nothing arrives."""
+
     def next_deadline(self) -> float | None:
         """The clock's time at which `step` has to be called again, if any."""
 
@@ -37,7 +40,8 @@ def drive(
 ) -> None:
     """Run `endpoint` until `should_stop()`; waits without using a core."""
     while not should_stop():
-        if endpoint.step():
+        endpoint.step()
+        if endpoint.has_work():
             continue
         deadline = endpoint.next_deadline()
         wait_s = MAX_WAIT_S if deadline is None else deadline - clock()

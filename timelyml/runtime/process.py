@@ -41,6 +41,10 @@ class _Watched:
         finally:
             self._began = None
 
+    def has_work(self) -> bool:
+        """Return whether it has work of its own."""
+        return self._worker.has_work()
+
     def next_deadline(self) -> float | None:
         """Return the worker's own."""
         return self._worker.next_deadline()

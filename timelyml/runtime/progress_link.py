@@ -64,6 +64,11 @@ class ProgressLink:
         """Take a batch that arrived; it is applied by `apply`."""
         self._ready.extend(self._inbox.accept(batch))
 
+    @property
+    def has_arrived(self) -> bool:
+        """Whether there is something for `apply`."""
+        return bool(self._ready)
+
     def apply(self) -> Changes | None:
         """Apply everything that arrived; the frontier changes, None if nothing did."""
         if not self._ready:

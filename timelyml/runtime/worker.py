@@ -91,6 +91,10 @@ class Worker:
                 self._forget(dataflow.generation)
         return worked
 
+    def has_work(self) -> bool:
+        """Whether `step` would do something even if nothing arrives."""
+        return any(dataflow.has_work() for dataflow in self._started)
+
     def next_deadline(self) -> float | None:
         """The clock's time at which `step` has to be called again, if any."""
         deadlines = [flow.next_deadline() for flow in self._started]
