@@ -210,7 +210,7 @@ def test_a_memory_fault_says_which_forward_is_too_much():
 
 
 def test_memory_can_be_counted_in_sizes_of_stages():
-    validate(zbv(2, 4), max_live=31, sizes=(10, 1, 1, 1))
+    validate(zbv(2, 4), max_live=41, sizes=(10, 1, 1, 1))
     with pytest.raises(ScheduleError, match="row 2: 0F2 makes 30 live"):
         validate(zbv(2, 4), max_live=29, sizes=(10, 1, 1, 1))
 
