@@ -14,12 +14,12 @@ from .oracles import before, depths, minimal, minimal_of_counts, net, times
 Changes = list[tuple[Timestamp, int]]
 
 
-def change_lists(depth: int, largest: int = 4) -> st.SearchStrategy[Changes]:
-    return st.lists(st.tuples(times(depth, largest), st.integers(-2, 3)), max_size=40)
+def change_lists(depth: int, size: int = 40) -> st.SearchStrategy[Changes]:
+    return st.lists(st.tuples(times(depth, 4), st.integers(-2, 3)), max_size=size)
 
 
 def batches(depth: int) -> st.SearchStrategy[list[Changes]]:
-    return st.lists(change_lists(depth), max_size=12)
+    return st.lists(change_lists(depth, size=12), max_size=10)
 
 
 @given(depths.flatmap(change_lists))
@@ -34,7 +34,6 @@ def test_reported_changes_replay_to_the_minimal_elements(changes: Changes) -> No
         assert frontier.count(time) == counts[time]
 
 
-@settings(deadline=None)
 @given(depths.flatmap(batches))
 def test_bulk_updates_report_net_changes_in_order(batches: list[Changes]) -> None:
     frontier = MutableAntichain()
@@ -51,7 +50,6 @@ def test_bulk_updates_report_net_changes_in_order(batches: list[Changes]) -> Non
         assert frontier.is_empty == (not any(counts.values()))
 
 
-@settings(deadline=None)
 @given(
     depths.flatmap(
         lambda depth: st.tuples(change_lists(depth), times(depth, largest=4))
@@ -123,7 +121,7 @@ def test_an_empty_frontier_lets_everything_pass() -> None:
     assert frontier.update([]) == []
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.integers(0, 2), st.randoms(use_true_random=False))
 def test_closed_times_leave_memory_while_an_early_one_stays_open(
     depth: int, random: object
@@ -145,7 +143,7 @@ def test_closed_times_leave_memory_while_an_early_one_stays_open(
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.data())
 def test_many_products_opened_and_closed_at_random_keep_their_minima(
     depth: int, data: st.DataObject
@@ -165,3 +163,39 @@ def test_many_products_opened_and_closed_at_random_keep_their_minima(
             assert set(multiset.elements) == minimal(present)
     assert multiset.is_empty
     assert not multiset
+
+
+@given(
+    depths.flatmap(
+        lambda depth: st.tuples(
+            st.just(depth),
+            st.lists(st.lists(times(depth, 3), max_size=12), max_size=12),
+        )
+    )
+)
+def test_what_is_kept_of_closed_times_is_counted_exactly(
+    sample: tuple[int, list[list[Timestamp]]],
+) -> None:
+    depth, batches = sample
+    multiset = OpenProducts() if depth else OpenInts()
+    present: set[Timestamp] = set()
+    for batch in batches:
+        toggled = [
+            (time, -1 if time in present else 1) for time in dict.fromkeys(batch)
+        ]
+        multiset.apply([*toggled, *((time, 0) for time in batch)])
+        present ^= set(batch)
+        counts = dict(multiset.counts)
+        assert {time for time, count in counts.items() if count} == present
+        assert multiset._num_markers == len(counts) - len(present)
+        if isinstance(multiset, OpenInts):
+            assert sorted(multiset._heap) == sorted(counts)
+        else:
+            hung = [
+                time
+                for groups in multiset._below.values()
+                for g in groups
+                for time in g
+            ]
+            assert sorted([*hung, *multiset.frontier.times]) == sorted(counts)
+        assert set(multiset.frontier.elements) == minimal(present)

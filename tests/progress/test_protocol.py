@@ -107,7 +107,7 @@ def test_force_sends_what_would_stay() -> None:
     assert (batch.sequence, batch.changes) == (1, ((0, 7, 1),))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.data())
 def test_a_buffer_is_sent_exactly_if_some_net_decrease_is_global(
     data: st.DataObject,

@@ -26,7 +26,7 @@ from .oracles import (
 Edges = list[tuple[int, int, Summary]]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(any_edges(max_locations=5))
 def test_a_stuck_cycle_is_found_exactly_where_one_exists(
     sample: tuple[list[int], Edges],
@@ -47,7 +47,6 @@ def test_a_stuck_cycle_is_found_exactly_where_one_exists(
             graph.minimal_summaries(0, 0)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_every_edge_raises_the_sort_key(data: st.DataObject) -> None:
     graph = data.draw(graphs())
@@ -58,7 +57,6 @@ def test_every_edge_raises_the_sort_key(data: st.DataObject) -> None:
         assert graph.sort_key(source, time) < graph.sort_key(target, result)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_sort_keys_extend_the_partial_order_and_tell_pointstamps_apart(
     data: st.DataObject,
@@ -85,7 +83,6 @@ def paths(edges: Edges, start: int) -> set[int]:
     return found
 
 
-@settings(deadline=None)
 @given(any_edges())
 def test_cyclic_edges_are_those_whose_end_leads_back_to_their_start(
     sample: tuple[list[int], Edges],
@@ -99,7 +96,7 @@ def test_cyclic_edges_are_those_whose_end_leads_back_to_their_start(
     assert ReachabilityGraph(sizes, edges).cyclic_edges() == expected
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.data())
 def test_minimal_summaries_give_the_earliest_results_of_all_paths(
     data: st.DataObject,

@@ -60,7 +60,7 @@ def check_propagation(
     assert tracker.is_empty() == (not live)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.data())
 def test_frontiers_are_their_definition_on_any_graph(data: st.DataObject) -> None:
     graph = data.draw(graphs())
@@ -70,7 +70,7 @@ def test_frontiers_are_their_definition_on_any_graph(data: st.DataObject) -> Non
         check_propagation(tracker, batch, stamps)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.data())
 def test_frontiers_are_their_definition_on_nested_loops(data: st.DataObject) -> None:
     graph = nested_loops()
@@ -80,7 +80,7 @@ def test_frontiers_are_their_definition_on_nested_loops(data: st.DataObject) -> 
         check_propagation(tracker, batch, stamps)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.data())
 def test_frontiers_are_their_definition_on_chains_of_ints(data: st.DataObject) -> None:
     size = data.draw(st.integers(1, 6))
@@ -99,7 +99,7 @@ def test_frontiers_are_their_definition_on_chains_of_ints(data: st.DataObject) -
         check_propagation(tracker, batch, stamps)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(st.data())
 def test_blockers_are_the_pointstamps_that_could_result_in_a_time(
     data: st.DataObject,
@@ -123,7 +123,7 @@ def test_blockers_are_the_pointstamps_that_could_result_in_a_time(
     assert tracker.has_passed(location, time) == (not expected)
 
 
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 @given(st.data())
 def test_a_pointstamp_that_is_not_global_moves_no_frontier_when_it_goes(
     data: st.DataObject,
@@ -141,7 +141,7 @@ def test_a_pointstamp_that_is_not_global_moves_no_frontier_when_it_goes(
     assert tracker.is_global(*stamp) or not moves
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(st.data())
 def test_the_earliest_pointstamp_is_always_global(data: st.DataObject) -> None:
     graph = data.draw(graphs())

@@ -8,6 +8,7 @@ a heap (ints) or the width of the frontier (products), however many are open.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from typing import Any
@@ -48,7 +49,7 @@ class OpenInts:
                 continue
             after = counts[time] = before + delta
             if not after:
-                self._num_markers += before > 0
+                self._num_markers += before != 0
             elif not before:
                 self._num_markers -= 1
         if self._num_markers:
@@ -145,25 +146,25 @@ class OpenProducts:
 
     def _close(self, closed: list[Product], moved: dict[Product, int]) -> None:
         """Remove the roots among `closed` and let what hangs under them rise."""
-        counts, frontier = self.counts, self.frontier
-        groups: list[list[Product]] = []
-        fallen = set()
+        counts, times = self.counts, self.frontier.times
+        fallen = []
         for time in closed:
-            if counts.get(time) == 0 and find_floor(frontier.times, time) == time:
-                fallen.add(time)
-        if fallen:
-            frontier.times = [time for time in frontier.times if time not in fallen]
-            for time in fallen:
+            index = bisect_left(times, time)
+            if index < len(times) and times[index] == time and not counts[time]:
+                del times[index]
+                fallen.append(time)
                 moved[time] = moved.get(time, 0) - 1
-            self._collect(list(fallen), groups)
+        groups = self._collect(fallen)
+        if groups:
             for time in self._settle(self._tournament(groups)):
                 moved[time] = moved.get(time, 0) + 1
         if self._num_markers > _FEW_MARKERS and 2 * self._num_markers > len(counts):
             self._rebuild()
 
-    def _collect(self, markers: list[Product], groups: list[list[Product]]) -> None:
-        """Forget `markers`; gather the open times that hung right below them."""
+    def _collect(self, markers: list[Product]) -> list[list[Product]]:
+        """Forget `markers`; return the open times that hung right below them."""
         counts, below = self.counts, self._below
+        groups = []
         while markers:
             marker = markers.pop()
             del counts[marker]
@@ -174,6 +175,7 @@ class OpenProducts:
                     markers.extend(time for time in group if not counts[time])
                 if live:
                     groups.append(live)
+        return groups
 
     def _tournament(self, groups: list[list[Product]]) -> list[Product]:
         """Merge antichains in rounds of pairs into the antichain of their minima."""
@@ -183,7 +185,7 @@ class OpenProducts:
             if len(groups) % 2:
                 merged.append(groups[-1])
             groups = merged
-        return groups[0] if groups else []
+        return groups[0]
 
     def _merge(self, into: list[Product], group: list[Product]) -> list[Product]:
         if len(into) < len(group):
@@ -228,4 +230,5 @@ class OpenProducts:
         self._num_markers = 0
         roots = set(self.frontier.times)
         rest = [[time] for time in sorted(self.counts) if time not in roots]
-        self._settle(self._tournament(rest))
+        if rest:
+            self._settle(self._tournament(rest))
