@@ -35,6 +35,7 @@ from timelyml.ml.buckets import pad_rows
 from timelyml.ml.compiled import Compiled, compiled
 from timelyml.ml.firing import Blocks, Firing, Rule, add_firing_operator
 from timelyml.ml.moe import expert_backward, place_slots
+from timelyml.progress import epoch_of
 
 
 def reply(firing: Firing, output: int, blocks: Blocks, results: Any) -> None:
@@ -210,7 +211,7 @@ class ExpertWeights:
     def __call__(self, firing: Firing) -> None:
         """Send the weights of this expert."""
         state = firing.state
-        self.update.catch_up(state, firing.time)
+        self.update.catch_up(state, epoch_of(firing.time))
         firing.send(2, [("experts", firing.shard.index, as_numpy(state["params"]))])
 
 

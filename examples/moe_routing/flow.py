@@ -36,6 +36,7 @@ from timelyml.ml.firing import Firing, Rule, add_firing_operator
 from timelyml.ml.moe import expert_forward, plan_dispatch
 from timelyml.operators.outputs import collect
 from timelyml.operators.sources import source
+from timelyml.progress import epoch_of
 
 REPORT = "reports"
 WEIGHTS = ("embed weights", "expert weights", "head weights")
@@ -52,7 +53,7 @@ class Batches:
         """Send the shard's batch."""
         settings, shard = self.settings, firing.shard
         batch = self.corpus.step_batch(
-            firing.time,
+            epoch_of(firing.time),
             batch=settings.batch,
             seed=settings.seed,
             shard=shard.index,
@@ -107,7 +108,7 @@ class ExpertForward:
     def __call__(self, firing: Firing) -> None:
         """Send results back to the data shards that rows came from."""
         blocks, state = firing.inputs[0], firing.state
-        self.update.catch_up(state, firing.time)
+        self.update.catch_up(state, epoch_of(firing.time))
         rows = blocks.rows
         size = bucket_size(len(rows["slot"]), smallest=self.smallest_bucket)
         padded = pad_rows(rows["rows"], size)

@@ -74,7 +74,8 @@ class History:
         """Shares `(experts, columns)` in equal stretches of the run."""
         parts = np.array_split(np.array(self.counts), min(columns, len(self.counts)))
         sums = np.array([part.sum(axis=0) for part in parts], np.float64)
-        return (sums / sums.sum(axis=1, keepdims=True)).T
+        shares: NDArray[np.float64] = sums / sums.sum(axis=1, keepdims=True)
+        return shares.T
 
 
 def follow(

@@ -38,7 +38,8 @@ class Trained:
     def digest(self) -> str:
         """A digest of every loss and weight: equal only if all bits are."""
         digest = hashlib.sha256(np.array(self.history.losses).tobytes())
-        for leaf in optree.tree_leaves(self.weights):
+        weights: Any = self.weights
+        for leaf in optree.tree_leaves(weights):
             digest.update(np.ascontiguousarray(leaf).tobytes())
         return digest.hexdigest()[:16]
 
