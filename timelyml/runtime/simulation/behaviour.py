@@ -63,6 +63,7 @@ class Behaviour:
         chunk: Records a send; 0: all of a time at once.
         lag: HELD waits until this many more epochs are complete.
         delay_s: Of TIMER.
+        lingers: Whether TIMER releases a capability only later than it sends.
         direct: Whom it sends to, where it names shards itself.
         in_order: As of `Logic`.
         is_failing: Whether it raises on its first record.
@@ -78,6 +79,7 @@ class Behaviour:
     chunk: int = 0
     lag: int = 0
     delay_s: float = 0.001
+    lingers: bool = False
     direct: DirectBy | None = None
     in_order: bool = False
     is_failing: bool = False
@@ -97,7 +99,7 @@ class Behaviour:
 
     def on_batch(self, shard: Any, delivery: Delivery) -> Iterator[None] | None:
         """Take a block."""
-        steps = self._take(shard, delivery)
+        steps = self._receive(shard, delivery)
         if self.style is Style.STEPS:
             return steps
         for _ in steps:
@@ -127,15 +129,21 @@ class Behaviour:
     def on_activate(self, shard: Any) -> None:
         """Send the oldest of what was put off."""
         held = shard.state.get("held")
-        if held:
-            capability, _, records = held.pop(0)
-            self._send_held(shard, capability, records)
+        if not held:
+            return
+        (output, capability), limit, records = held[0]
+        if self.lingers and records:  # the right to send outlives what it was for
+            self.send(shard, output, as_time(capability.time), records, True)
+            held[0] = ((output, capability), limit, [])
+        else:
+            held.pop(0)
+            self._send_held(shard, (output, capability), records)
         if held:
             shard.activate_after(self.delay_s)
 
     # Taking -----------------------------------------------------------------------
 
-    def _take(self, shard: Any, delivery: Delivery) -> Iterator[None]:
+    def _receive(self, shard: Any, delivery: Delivery) -> Iterator[None]:
         trace = trace_of(shard)
         records = tuple(int(record) for record in delivery.payload)
         time, port = as_time(delivery.time), delivery.port
@@ -273,7 +281,8 @@ class Behaviour:
     def _send_held(self, shard: Any, held: tuple[int, Any], records: list[int]) -> None:
         output, capability = held
         time = as_time(capability.time)
-        self.send(shard, output, time, records, True)
+        if records:
+            self.send(shard, output, time, records, True)
         capability.release()
         trace_of(shard).append(Held(self.operator, output, time, -1))
 

@@ -111,13 +111,13 @@ class _Generator:
         builder, rng = self._builder, self._rng
         inner = builder.scope(parent=scope)
         depth = len(inner.path)
-        first, rest = self._take(pool)
+        first, rest = self._pick(pool)
         (first,) = self._add(
             self._rule(Kind.REFRESH, depth - 1, 1, 1, level=depth), [first]
         )
         entered = [replace(first, stream=builder.enter(first.stream, inner))]
         if rest and rng.random() < 0.3:
-            second, rest = self._take(rest)
+            second, rest = self._pick(rest)
             entered.append(replace(second, stream=builder.enter(second.stream, inner)))
         shards = self._some_shards()
         loop = builder.feedback(inner, by=rng.choice((1, 1, 2)), num_shards=shards)
@@ -137,7 +137,7 @@ class _Generator:
     def _epoch_loop(self, pool: list[_Open]) -> list[_Open]:
         """Go round at the top level, an epoch later each time."""
         rng = self._rng
-        first, rest = self._take(pool)
+        first, rest = self._pick(pool)
         (first,) = self._add(self._rule(Kind.REFRESH, 0, 1, 1, level=1), [first])
         shards = self._some_shards()
         loop = self._builder.feedback(None, num_shards=shards)
@@ -155,14 +155,14 @@ class _Generator:
         """Add one operator of a random kind behind one stream or two."""
         rng = self._rng
         kind = rng.choice((*STATELESS, Kind.MAP, *FOLDS, *FOLDS))
-        first, rest = self._take(pool)
+        first, rest = self._pick(pool)
         inputs = [first]
         wants_two = kind is Kind.PAIR or (
             kind in (Kind.MAP, Kind.FOLD) and rng.random() < 0.4
         )
         if wants_two:
             if rest and rng.random() < 0.8:
-                second, rest = self._take(rest)
+                second, rest = self._pick(rest)
                 inputs.append(second)
             else:
                 inputs.append(first)  # a diamond
@@ -175,7 +175,7 @@ class _Generator:
             rest = [*rest, first]  # a fan-out
         return [*rest, *made]
 
-    def _take(self, pool: list[_Open]) -> tuple[_Open, list[_Open]]:
+    def _pick(self, pool: list[_Open]) -> tuple[_Open, list[_Open]]:
         index = self._rng.randrange(len(pool))
         return pool[index], [*pool[:index], *pool[index + 1 :]]
 
@@ -196,7 +196,8 @@ class _Generator:
             is_columns=self._is_columns,
             is_regular=is_regular,
             is_fed=not is_regular and rng.random() < 0.25,
-            pause_s=rng.choice((0.0, 0.0, 0.002)),
+            pause_s=rng.choice((0.0, 0.0, 0.002, 0.02)),
+            is_slow=rng.random() < 0.5,
         )
         shards = self._maybe_shards() or self._num_shards
         streams = self._builder.add_operator(
@@ -307,6 +308,7 @@ class _Generator:
             chunk=rng.choice((0, 0, 1, 2)),
             lag=lag,
             delay_s=rng.choice((0.0001, 0.003, 0.05)),
+            lingers=rng.random() < 0.5,
             direct=direct,
             in_order=rng.random() < 0.2,
         )

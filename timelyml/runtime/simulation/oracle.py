@@ -62,7 +62,7 @@ class Oracle:
         Raises:
             Violation: A promise is broken.
         """
-        fresh = self.truth.apply(events)
+        fresh = self.truth.note(events)
         if has_started:
             self.truth.start_worker()
         for event in events:

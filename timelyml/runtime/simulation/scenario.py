@@ -88,7 +88,7 @@ def random_scenario(
     rng = make_rng(seed, "scenario")
     num_workers = rng.choice((1, 2, 2, 3, 3, 4, 5))
     chosen = _random_fault(rng) if fault is None else fault
-    num_runs = rng.choice((1, 1, 1, 2, 2, 3))
+    num_runs = rng.choice((2, 2, 3) if chosen in OF_ONE_RUN else (1, 1, 1, 2, 3))
     runs = []
     for _ in range(num_runs):
         config = _random_config(rng, mode)
@@ -105,8 +105,8 @@ def random_scenario(
         chosen,
         fault_after=rng.choice((rng.randint(1, 30), rng.randint(30, 600))),
         deliver_share=rng.choice((0.2, 0.5, 0.8)),
-        slow_share=rng.choice((0.0, 0.2, 0.5)),
-        tick_s=rng.choice((0.0, 1e-5, 3e-4, 4e-3)),
+        slow_share=rng.choice((0.0, 0.3, 0.6)),
+        tick_s=rng.choice((0.0, 3e-4, 4e-3, 1.1e-2)),
     )
 
 

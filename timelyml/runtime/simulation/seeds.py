@@ -51,6 +51,8 @@ def simulate(
             return simulation.run()
         except Violation as violation:
             raise SeedFailed(seed, violation) from violation
+        finally:
+            simulation.close()
 
 
 def first_failure(seeds: Iterable[int]) -> SeedFailed | None:

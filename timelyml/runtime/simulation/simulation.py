@@ -17,7 +17,13 @@ from timelyml.runtime.loop import Endpoint
 from timelyml.runtime.messages import HANDSHAKE, Hello
 from timelyml.runtime.simulation.clock import SimClock
 from timelyml.runtime.simulation.network import LinkKey, SimNetwork
-from timelyml.runtime.simulation.scenario import HARMLESS, Fault, Scenario, make_rng
+from timelyml.runtime.simulation.scenario import (
+    HARMLESS,
+    OF_ONE_RUN,
+    Fault,
+    Scenario,
+    make_rng,
+)
 from timelyml.runtime.simulation.violation import Violation
 from timelyml.runtime.simulation.watch import Watch
 from timelyml.runtime.worker import Worker
@@ -25,6 +31,7 @@ from timelyml.runtime.worker import Worker
 MAX_ACTIONS = 60_000
 MAX_ACTION_S = 2e-4
 SPURIOUS_SHARE = 0.02
+SLOWNESS = 0.96  # how often a slow link delivers nothing when it could
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +42,7 @@ class Outcome:
     num_steps: int
     num_delivered: int
     num_stale: int
+    num_spilled: int
     num_complete: int
     num_failed: int
 
@@ -75,6 +83,7 @@ class Simulation:
         self.controller = Controller(
             self.network.transport(CONTROLLER), scenario.num_workers, clock=self.clock
         )
+        self._every_worker: list[Worker] = []
         self.workers = [self._make_worker(i) for i in range(scenario.num_workers)]
         self.watches = [Watch(scenario, index) for index in range(len(scenario.runs))]
         self._to_submit = list(self.watches)
@@ -101,9 +110,16 @@ class Simulation:
             self._num_steps,
             self.network.num_delivered,
             sum(worker.num_stale for worker in self.workers),
+            sum(watch.num_spilled() for watch in self.watches),
             len(self.watches) - len(failed),
             len(failed),
         )
+
+    def close(self) -> None:
+        """Free what workers hold outside of memory, lost ones included."""
+        for worker in self._every_worker:
+            for flow in worker._dataflows.values():  # noqa: SLF001
+                flow.close()
 
     # One action -----------------------------------------------------------------------
 
@@ -134,7 +150,7 @@ class Simulation:
         if slow is None:
             slow = self._rng.random() < self.scenario.slow_share
             self._slow[link] = slow
-        if slow and not must and self._rng.random() < 0.9:
+        if slow and not must and self._rng.random() < SLOWNESS:
             return
         if self._log is not None:
             self._note(f"{link.sender} -> {link.receiver}: {self.network.head(link)}")
@@ -148,7 +164,7 @@ class Simulation:
         if index == CONTROLLER:
             self._note("step of the controller")
             endpoint: Endpoint = self.controller
-            worked = endpoint.step()
+            worked = self.controller.step()
             for watch in self.watches:
                 watch.after_controller(self.controller)
         else:
@@ -159,6 +175,9 @@ class Simulation:
                 worked, is_over = worker.step(), worker.is_stopped
             except PeerLostError:
                 worked, is_over = False, True
+            except Exception as error:
+                what = f"worker {index} crashed: {error!r}"
+                raise Violation("failure", what) from error
             for watch in self.watches:
                 watch.after_worker(worker, self.controller)
             if is_over:  # its process would end
@@ -285,19 +304,21 @@ class Simulation:
             watch.forget_worker(index)
 
     def _make_worker(self, index: int) -> Worker:
-        return Worker(
+        worker = Worker(
             index,
             self.network.transport(index),
             codec=self._codec,
             clock=self.clock,
             spill_directory=self._directory,
         )
+        self._every_worker.append(worker)
+        return worker
 
     # The end --------------------------------------------------------------------------
 
     def _check_end(self) -> None:
         """Nothing may be left on any worker, unless one was lost."""
-        if self.scenario.fault not in (*HARMLESS, Fault.CANCEL, Fault.RAISE):
+        if self.scenario.fault not in HARMLESS | OF_ONE_RUN:
             return
         for worker in self.workers:
             if worker._dataflows:  # noqa: SLF001

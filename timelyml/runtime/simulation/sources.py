@@ -26,10 +26,10 @@ class Source:
         operator: Its index in the graph.
         rule: How much it sends.
         is_columns: Whether it sends arrays, not lists.
-        is_regular: Whether it sends one logical block per epoch, shard and output;
-            it then does not stop early, since its shards could stop apart.
+        is_regular: Whether it sends one logical block per epoch, shard and output.
         is_fed: Whether the driver tells it what to send.
         pause_s: Between epochs.
+        is_slow: Whether it gives an epoch up only after the pause, not as it sends.
     """
 
     operator: int
@@ -38,6 +38,7 @@ class Source:
     is_regular: bool = False
     is_fed: bool = False
     pause_s: float = 0.0
+    is_slow: bool = False
 
     def logic(self) -> Logic:
         """Return the callbacks."""
@@ -61,6 +62,7 @@ class Source:
         outputs = range(self.rule.num_outputs)
         shard.state["capabilities"] = [shard.initial_capability(o) for o in outputs]
         shard.state["epoch"] = 0
+        shard.state["until"] = self.rule.num_epochs
         for output in outputs:
             trace_of(shard).append(Held(self.operator, output, (0,), 1))
         if not self.is_fed:
@@ -71,7 +73,10 @@ class Source:
         epoch = shard.state["epoch"]
         if not shard.state["capabilities"]:
             return
-        if epoch == self.rule.num_epochs:
+        if shard.state.pop("is_sent", False):
+            epoch += 1
+            self._advance(shard, epoch)
+        if epoch >= min(self.rule.num_epochs, shard.state["until"]):
             self._close(shard)
             return
         if not shard.can_start_epoch(epoch):
@@ -81,7 +86,10 @@ class Source:
             for number, records in enumerate(blocks):
                 is_last = number + 1 == len(blocks)
                 self._send(shard, output, epoch, records, is_last)
-        self._advance(shard, epoch + 1)
+        if self.is_slow:
+            shard.state["is_sent"] = True
+        else:
+            self._advance(shard, epoch + 1)
         if self.pause_s:
             shard.activate_after(self.pause_s)
         else:
@@ -98,9 +106,11 @@ class Source:
                 self._advance(shard, epoch)
             case ("close",):
                 self._close(shard)
-            case ("stop", _):
-                if not self.is_regular:
-                    self._close(shard)
+            case ("stop", None):
+                self._close(shard)
+            case ("stop", until):  # regular: every shard ends before this epoch
+                shard.state["until"] = until
+                shard.activate()
 
     def _send(
         self, shard: Any, output: int, epoch: int, records: list[int], is_last: bool

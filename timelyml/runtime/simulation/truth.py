@@ -42,7 +42,7 @@ class Truth:
         for pointstamp in self._initial:
             self._add(pointstamp, -1)
 
-    def apply(self, events: Iterable[Event]) -> set[Pointstamp]:
+    def note(self, events: Iterable[Event]) -> set[Pointstamp]:
         """Take what happened in one step; return the pointstamps that became live.
 
         Raises:

@@ -15,7 +15,13 @@ from timelyml.runtime.run_state import RunPlan, RunState
 from timelyml.runtime.shipping import ship
 from timelyml.runtime.simulation.behaviour import Behaviour
 from timelyml.runtime.simulation.oracle import Oracle
-from timelyml.runtime.simulation.scenario import HARMLESS, Fault, Run, Scenario
+from timelyml.runtime.simulation.scenario import (
+    HARMLESS,
+    OF_ONE_RUN,
+    Fault,
+    Run,
+    Scenario,
+)
 from timelyml.runtime.simulation.sources import Source
 from timelyml.runtime.simulation.trace import TRACE, Trace
 from timelyml.runtime.simulation.violation import Violation
@@ -53,6 +59,11 @@ class Watch:
                 self.plan.graph.operators[source.operator].num_shards or 0
             )
         ]
+
+    def num_spilled(self) -> int:
+        """Return how many blocks went to disk, on all workers that said so."""
+        metrics = self.ended.metrics.values() if self.ended is not None else ()
+        return sum(each.get("spilled_blocks", 0) for each in metrics)
 
     # What the controller says ---------------------------------------------------------
 
@@ -162,7 +173,7 @@ class Watch:
 
 def _is_local(scenario: Scenario) -> bool:
     """Whether the fault concerns the first run alone."""
-    return scenario.fault in HARMLESS or scenario.fault in (Fault.CANCEL, Fault.RAISE)
+    return scenario.fault in HARMLESS or scenario.fault in OF_ONE_RUN
 
 
 def _install_trace(flow: Dataflow) -> Trace:
