@@ -46,15 +46,37 @@ def test_there_is_a_yield_every_few_records():
 
     num_yields = sum(1 for _ in work)
 
-    assert max(sizes) == steps.RECORDS_PER_STEP
+    assert max(sizes) <= steps.RECORDS_PER_STEP
     assert (sum(sizes), len(sizes)) == (100, num_yields)
+
+
+def test_fast_records_come_in_ever_longer_steps_up_to_a_bound():
+    sizes = []
+
+    for _ in steps.in_chunks(Sent(), range(1000), lambda c: sizes.append(len(c))):
+        pass
+
+    most = steps.RECORDS_PER_STEP
+    assert sizes[:4] == [1, 2, 4, 8]
+    assert sizes[-2:-1] == [most]
+    assert max(sizes) == most
+
+
+def test_slow_records_are_worked_on_one_by_one():
+    sizes = []
+    slow = Sent(tick_s=2 * steps.STEP_S)
+
+    for _ in steps.in_chunks(slow, range(20), lambda c: sizes.append(len(c))):
+        pass
+
+    assert sizes == [1] * 20
 
 
 def test_an_endless_generator_is_left_every_few_results():
     output = Sent()
     work = steps.send_in_steps(output, 0, [1], lambda _: itertools.count())
 
-    for _ in range(3 * steps.RECORDS_PER_BLOCK // steps.RESULTS_PER_STEP):
+    for _ in range(3 * steps.RECORDS_PER_BLOCK // steps.RECORDS_PER_STEP):
         next(work)
 
     assert len(output.blocks) >= 2

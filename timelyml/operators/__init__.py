@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from timelyml.operators.aggregation import count, fold, reduce
+from timelyml.operators.aggregation import accumulate, count, fold
+from timelyml.operators.delay import delay
+from timelyml.operators.distinct import distinct
 from timelyml.operators.edges import Routed, StreamLike, as_input, settle
+from timelyml.operators.failed import Diverted, FailedRecord, OnError
 from timelyml.operators.generic import (
     binary,
     binary_frontier,
@@ -14,6 +17,9 @@ from timelyml.operators.generic import (
     unary_notify,
 )
 from timelyml.operators.inputs import input  # noqa: A004  users call them by module
+from timelyml.operators.inspection import inspect, inspect_batch
+from timelyml.operators.join import join
+from timelyml.operators.keys import Key, key_by
 from timelyml.operators.loops import connect, enter, iterate, leave
 from timelyml.operators.operator_builder import (
     OperatorBuilder,
@@ -25,11 +31,10 @@ from timelyml.operators.outputs import collect, probe
 from timelyml.operators.records import (
     filter,  # noqa: A004  users call them by module
     flat_map,
-    inspect,
-    inspect_batch,
     map,  # noqa: A004  users call them by module
     map_batch,
 )
+from timelyml.operators.reduction import reduce
 from timelyml.operators.routing import (
     Branches,
     branch,
@@ -38,15 +43,22 @@ from timelyml.operators.routing import (
     exchange,
     gather,
     partition,
+    rebalance,
 )
 from timelyml.operators.sources import source
+from timelyml.operators.state_machine import state_machine
 
 __all__ = [
     "Branches",
+    "Diverted",
+    "FailedRecord",
+    "Key",
+    "OnError",
     "OperatorBuilder",
     "OperatorOptions",
     "Routed",
     "StreamLike",
+    "accumulate",
     "add_operator",
     "as_input",
     "binary",
@@ -58,6 +70,8 @@ __all__ = [
     "concat",
     "connect",
     "count",
+    "delay",
+    "distinct",
     "enter",
     "exchange",
     "filter",
@@ -68,16 +82,20 @@ __all__ = [
     "inspect",
     "inspect_batch",
     "iterate",
+    "join",
     "keep",
+    "key_by",
     "leave",
     "map",
     "map_batch",
     "partition",
     "probe",
+    "rebalance",
     "reduce",
     "settle",
     "sink",
     "source",
+    "state_machine",
     "take_kept",
     "unary",
     "unary_frontier",

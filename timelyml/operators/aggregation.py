@@ -6,16 +6,18 @@ taken by producer shard, and within one as they came.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
 
 from timelyml.exchange import num_records, records_of
-from timelyml.graph import Exchange, StreamRef
+from timelyml.graph import StreamRef
 from timelyml.operators.checks import check_callable, check_optional_callable
 from timelyml.operators.edges import StreamLike, check_stream, is_in_order
+from timelyml.operators.keys import Key
 from timelyml.operators.operator_builder import add_operator
 from timelyml.operators.ordered import keep, take_kept
+from timelyml.operators.reduction import count_by
 from timelyml.operators.steps import in_steps
 from timelyml.progress import Timestamp
 from timelyml.runtime.operator import Delivery, Logic
@@ -53,18 +55,19 @@ def fold(
     def on_batch(shard: Shard, delivery: Delivery) -> Iterator[None]:
         shard.notify_at(delivery.time)
         if folds_at_once:
-            yield from absorb(shard.state, delivery.time, delivery.payload)
+            yield from absorb(shard, delivery.time, delivery.payload)
         else:
             keep(shard.state_of("kept"), delivery)
 
     def on_notify(shard: Shard, time: Timestamp) -> Iterator[None]:
         if not folds_at_once:
             for payload in take_kept(shard.state_of("kept"), time):
-                yield from absorb(shard.state, time, payload)
+                yield from absorb(shard, time, payload)
         folded = [shard.state.pop(time)] if time in shard.state else []
         shard.output().send(time, folded)
 
-    def absorb(cell: dict[Any, Any], time: Timestamp, payload: Any) -> Iterator[None]:
+    def absorb(shard: Shard, time: Timestamp, payload: Any) -> Iterator[None]:
+        cell = shard.state
         if not num_records(payload):
             return
         value = cell[time] if time in cell else deepcopy(initial)
@@ -73,89 +76,90 @@ def fold(
             nonlocal value
             value = combine(value, record)
 
-        yield from in_steps(records_of(payload), visit)
+        yield from in_steps(shard, records_of(payload), visit)
         cell[time] = value
 
     logic = Logic(on_batch=on_batch, on_notify=on_notify)
     return _stateful("fold", up, logic, name, states=("state", "kept"))
 
 
-def reduce(
+def accumulate(
     up: StreamLike,
-    key: Callable[[Any], Hashable],
+    initial: Any,
     combine: Callable[[Any, Any], Any],
     *,
-    value: Callable[[Any], Any] | None = None,
-    num_shards: int | None = None,
+    finish: Callable[[Any], Any] | None = None,
     name: str | None = None,
 ) -> StreamRef:
-    """Reduce the records of each key and time to one `(key, value)`, once complete.
+    """Reduce the payloads of each time to one value, sent once it is complete.
 
-    It exchanges by key itself. A shard sends its keys in the order in which it first
-    met them, by producer shard.
+    As `fold`, with whole payloads in place of records.
 
     Args:
-        up: Stream to reduce.
-        key: From one record to its key.
-        combine: From two values to one; associative, for each producer's records are
-            combined on their own first.
-        value: From one record to its value; default: the record.
-        num_shards: Shards that share the keys; default: as many as `up` has.
+        up: Stream to reduce. Each shard accumulates what it holds.
+        initial: Accumulator before the first payload; see `fold`.
+        combine: From accumulator and payload to the next accumulator.
+        finish: From the accumulator to the payload to send; default: a list with
+            the accumulator as its only record.
         name: Shown in traces and errors; the key of its state.
 
     Raises:
         GraphError: A function cannot be called.
+
+    Source:
+        timely dataflow (accumulate).
     """
-    who = name or "reduce"
-    check_callable(who, "key", key)
-    check_callable(who, "combine", combine)
-    check_optional_callable(who, "value", value)
+    check_callable(name or "accumulate", "combine", combine)
+    check_optional_callable(name or "accumulate", "finish", finish)
+    check_stream(name or "accumulate", up)
+    takes_at_once = is_in_order(up)
 
-    def on_batch(shard: Shard, delivery: Delivery) -> Iterator[None]:
+    def on_batch(shard: Shard, delivery: Delivery) -> None:
         shard.notify_at(delivery.time)
-        producers = shard.state.setdefault(delivery.time, {})
-        mine = producers.setdefault(delivery.source_shard, {})
-
-        def visit(record: Any) -> None:
-            its_key = key(record)
-            merge(mine, its_key, record if value is None else value(record))
-
-        yield from in_steps(records_of(delivery.payload), visit)
+        if takes_at_once:
+            absorb(shard, delivery.time, delivery.payload)
+        else:
+            keep(shard.state_of("kept"), delivery)
 
     def on_notify(shard: Shard, time: Timestamp) -> Iterator[None]:
-        producers = shard.state.pop(time)
-        total: dict[Hashable, Any] = {}
-        for producer in sorted(producers):
-            yield from in_steps(
-                producers[producer].items(), lambda item: merge(total, *item)
-            )
-        shard.output().send(time, list(total.items()))
+        if not takes_at_once:
+            for payload in take_kept(shard.state_of("kept"), time):
+                absorb(shard, time, payload)
+                yield
+        result: Any = []
+        if time in shard.state:
+            value = shard.state.pop(time)
+            result = [value] if finish is None else finish(value)
+        shard.output().send(time, result)
 
-    def merge(into: dict[Hashable, Any], its_key: Hashable, its_value: Any) -> None:
-        if its_key in into:
-            its_value = combine(into[its_key], its_value)
-        into[its_key] = its_value
+    def absorb(shard: Shard, time: Timestamp, payload: Any) -> None:
+        cell = shard.state
+        if num_records(payload):
+            value = cell[time] if time in cell else deepcopy(initial)
+            cell[time] = combine(value, payload)
 
-    (out,) = add_operator(
-        "reduce",
-        [up],
-        Logic(on_batch=on_batch, on_notify=on_notify),
-        name=name,
-        pacts=[Exchange.by_key(key)],
-        states=("state",),
-        num_shards=num_shards,
-        regular=True,
-    )
-    return out
+    logic = Logic(on_batch=on_batch, on_notify=on_notify)
+    return _stateful("accumulate", up, logic, name, states=("state", "kept"))
 
 
-def count(up: StreamLike, *, name: str | None = None) -> StreamRef:
-    """Send the number of records of each time, once it is complete, on each shard.
+def count(
+    up: StreamLike,
+    key: Key | None = None,
+    *,
+    num_shards: int | None = None,
+    name: str | None = None,
+) -> StreamRef:
+    """Send the number of records of each time, once it is complete.
 
     Args:
-        up: Stream to count. Each shard counts what it holds.
+        up: Stream to count.
+        key: From one record to its key, or the name of a field: sends `(key, number)`
+            for each key. Default: each shard counts all that it holds.
+        num_shards: Shards that share the keys; default: as many as `up` has.
         name: Shown in traces and errors; the key of its state.
     """
+    if key is not None:
+        return count_by(up, key, num_shards=num_shards, name=name)
 
     def on_batch(shard: Shard, delivery: Delivery) -> None:
         shard.notify_at(delivery.time)

@@ -1,37 +1,74 @@
 """Operators on single records or whole blocks, without memory.
 
-`map`, `flat_map`, `filter` and `inspect` call a function per record, whichever
-container the records come in: items of a list, or rows of columns. `map_batch` gets
-the whole payload, and is what fast code uses.
+`map`, `flat_map` and `filter` call a function per record, whichever container the
+records come in: items of a list, or rows of columns. `map_batch`, and `filter` with
+`by_batch`, get the whole payload, and are what fast code uses.
 """
+
+# ruff: noqa: A001  the names that every dataflow library uses
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import Any
+from typing import Any, Literal, TypeAlias, overload
 
 import numpy as np
 
-from timelyml.exchange import records_of, take
+from timelyml.errors import PayloadError
+from timelyml.exchange import num_records, records_of, take
 from timelyml.graph import StreamRef
 from timelyml.operators.checks import check_callable
 from timelyml.operators.edges import StreamLike
+from timelyml.operators.failed import (
+    Diverted,
+    FailedRecord,
+    Note,
+    OnError,
+    check_on_error,
+    noter,
+)
 from timelyml.operators.operator_builder import add_operator
-from timelyml.operators.steps import in_steps, send_in_steps
-from timelyml.progress import Timestamp
+from timelyml.operators.steps import Work, in_steps, send_in_steps
 from timelyml.runtime.operator import Delivery, Logic, Steps
 from timelyml.runtime.shard import Shard
 
+Sure: TypeAlias = Literal["fail", "skip"]
+Results: TypeAlias = StreamRef | Diverted[StreamRef]
+Try: TypeAlias = Callable[[list[Any], Note], Iterable[Any]]
+"""From a few records, and what takes the failed ones, to their results."""
 
-def map(  # noqa: A001  the name that every dataflow library uses
-    up: StreamLike, fn: Callable[[Any], Any], *, name: str | None = None
-) -> StreamRef:
+
+@overload
+def map(
+    up: StreamLike,
+    fn: Callable[[Any], Any],
+    *,
+    on_error: Sure = ...,
+    name: str | None = ...,
+) -> StreamRef: ...
+@overload
+def map(
+    up: StreamLike,
+    fn: Callable[[Any], Any],
+    *,
+    on_error: Literal["divert"],
+    name: str | None = ...,
+) -> Diverted[StreamRef]: ...
+def map(
+    up: StreamLike,
+    fn: Callable[[Any], Any],
+    *,
+    on_error: OnError = "fail",
+    name: str | None = None,
+) -> Results:
     """Send `fn(record)` for each record, as a list of results.
 
     Args:
         up: Stream to read.
         fn: From one record (a row, if the payload is columns) to one.
+        on_error: What happens where `fn` raises; with "divert" there are two streams,
+            the results and the `FailedRecord`s.
         name: Shown in traces and errors.
 
     Raises:
@@ -42,18 +79,49 @@ def map(  # noqa: A001  the name that every dataflow library uses
     def work(records: list[Any]) -> list[Any]:
         return [fn(record) for record in records]
 
-    return _per_record("map", up, work, name)
+    def attempt(records: list[Any], note: Note) -> Iterator[Any]:
+        for record in records:
+            try:
+                result = fn(record)
+            except Exception as error:  # noqa: BLE001  the user's function may raise any
+                note(record, error)
+            else:
+                yield result
+
+    return _per_record("map", up, (work, attempt), on_error, name)
 
 
+@overload
 def flat_map(
-    up: StreamLike, fn: Callable[[Any], Iterable[Any]], *, name: str | None = None
-) -> StreamRef:
+    up: StreamLike,
+    fn: Callable[[Any], Iterable[Any]],
+    *,
+    on_error: Sure = ...,
+    name: str | None = ...,
+) -> StreamRef: ...
+@overload
+def flat_map(
+    up: StreamLike,
+    fn: Callable[[Any], Iterable[Any]],
+    *,
+    on_error: Literal["divert"],
+    name: str | None = ...,
+) -> Diverted[StreamRef]: ...
+def flat_map(
+    up: StreamLike,
+    fn: Callable[[Any], Iterable[Any]],
+    *,
+    on_error: OnError = "fail",
+    name: str | None = None,
+) -> Results:
     """Send all that `fn(record)` yields, for each record.
 
     Args:
         up: Stream to read.
         fn: From one record to any number of them; a generator is read step by step,
             and what it has yielded is sent while it goes on.
+        on_error: What happens where `fn`, or what it returned, raises; what was
+            yielded before is sent in any case. See `map`.
         name: Shown in traces and errors.
 
     Raises:
@@ -64,18 +132,47 @@ def flat_map(
     def work(records: list[Any]) -> Iterator[Any]:
         return chain.from_iterable(fn(record) for record in records)
 
-    return _per_record("flat_map", up, work, name)
+    def attempt(records: list[Any], note: Note) -> Iterator[Any]:
+        for record in records:
+            try:
+                yield from fn(record)
+            except Exception as error:  # noqa: BLE001  the user's function may raise any
+                note(record, error)
+
+    return _per_record("flat_map", up, (work, attempt), on_error, name)
 
 
+@overload
 def map_batch(
-    up: StreamLike, fn: Callable[[Any], Any], *, name: str | None = None
-) -> StreamRef:
+    up: StreamLike,
+    fn: Callable[[Any], Any],
+    *,
+    on_error: Sure = ...,
+    name: str | None = ...,
+) -> StreamRef: ...
+@overload
+def map_batch(
+    up: StreamLike,
+    fn: Callable[[Any], Any],
+    *,
+    on_error: Literal["divert"],
+    name: str | None = ...,
+) -> Diverted[StreamRef]: ...
+def map_batch(
+    up: StreamLike,
+    fn: Callable[[Any], Any],
+    *,
+    on_error: OnError = "fail",
+    name: str | None = None,
+) -> Results:
     """Send `fn(payload)` for each block, whole.
 
     Args:
         up: Stream to read.
         fn: From a payload (a list, or a pytree of arrays that share their leading
             axis, read-only) to another, of any length; `[]` sends nothing.
+        on_error: What happens where `fn` raises; the whole payload is what failed.
+            See `map`.
         name: Shown in traces and errors.
 
     Raises:
@@ -84,20 +181,57 @@ def map_batch(
     check_callable(name or "map_batch", "fn", fn)
 
     def on_batch(shard: Shard, delivery: Delivery) -> None:
-        shard.output().send(delivery.time, fn(delivery.payload))
+        failed: list[FailedRecord] = []
+        note = noter(shard, on_error, failed)
+        if note is None:
+            shard.output().send(delivery.time, fn(delivery.payload))
+            return
+        try:
+            result = fn(delivery.payload)
+        except Exception as error:  # noqa: BLE001  the user's function may raise any
+            note(delivery.payload, error)
+        else:
+            shard.output().send(delivery.time, result)
+        if failed:
+            shard.output(1).send(delivery.time, failed)
 
-    (out,) = add_operator("map_batch", [up], Logic(on_batch=on_batch), name=name)
-    return out
+    return _add("map_batch", up, Logic(on_batch=on_batch), on_error, name)
 
 
-def filter(  # noqa: A001  the name that every dataflow library uses
-    up: StreamLike, predicate: Callable[[Any], bool], *, name: str | None = None
-) -> StreamRef:
+@overload
+def filter(
+    up: StreamLike,
+    predicate: Callable[[Any], Any],
+    *,
+    by_batch: bool = ...,
+    on_error: Sure = ...,
+    name: str | None = ...,
+) -> StreamRef: ...
+@overload
+def filter(
+    up: StreamLike,
+    predicate: Callable[[Any], Any],
+    *,
+    by_batch: bool = ...,
+    on_error: Literal["divert"],
+    name: str | None = ...,
+) -> Diverted[StreamRef]: ...
+def filter(
+    up: StreamLike,
+    predicate: Callable[[Any], Any],
+    *,
+    by_batch: bool = False,
+    on_error: OnError = "fail",
+    name: str | None = None,
+) -> Results:
     """Send on the records for which `predicate(record)` is true; columns stay columns.
 
     Args:
         up: Stream to read.
         predicate: From one record (a row, if the payload is columns) to a boolean.
+        by_batch: `predicate` is called once per block instead: from a payload to a
+            boolean array, one for each row.
+        on_error: What happens where `predicate` raises; see `map`.
         name: Shown in traces and errors.
 
     Raises:
@@ -105,98 +239,129 @@ def filter(  # noqa: A001  the name that every dataflow library uses
     """
     check_callable(name or "filter", "predicate", predicate)
 
-    def work(records: list[Any]) -> list[Any]:
-        return [record for record in records if predicate(record)]
-
     def on_batch(shard: Shard, delivery: Delivery) -> Steps:
-        time, payload = delivery.time, delivery.payload
-        if isinstance(payload, list):
-            return send_in_steps(shard, time, payload, work)
-        return _filter_columns(shard, time, payload, predicate)
+        failed: list[FailedRecord] = []
+        note = noter(shard, on_error, failed)
+        passes = predicate if note is None else _catching(predicate, note)
+        if by_batch:
+            _filter_block(shard, delivery, passes, failed)
+            return None
+        if not isinstance(delivery.payload, list):
+            return _filter_columns(shard, delivery, passes, failed)
 
-    (out,) = add_operator("filter", [up], Logic(on_batch=on_batch), name=name)
-    return out
+        def work(records: list[Any]) -> list[Any]:
+            return [record for record in records if passes(record)]
+
+        return send_in_steps(shard, delivery.time, delivery.payload, work, failed)
+
+    return _add("filter", up, Logic(on_batch=on_batch), on_error, name)
 
 
-def inspect(
-    up: StreamLike,
-    fn: Callable[[Any], object] | None = None,
-    *,
-    name: str | None = None,
-) -> StreamRef:
-    """Call `fn(record)` for each record, and send it on unchanged.
-
-    Args:
-        up: Stream to read.
-        fn: Runs where the record is, in the worker; default: print the operator, the
-            time and the record.
-        name: Shown in traces and errors.
+def mask_of(operator: str, found: Any, rows: int) -> np.ndarray[Any, np.dtype[np.bool]]:
+    """Return what a function of a payload found, as one boolean for each row.
 
     Raises:
-        GraphError: `fn` cannot be called.
+        PayloadError: It is something else.
     """
-    if fn is not None:
-        check_callable(name or "inspect", "fn", fn)
-
-    def on_batch(shard: Shard, delivery: Delivery) -> Iterator[None]:
-        def show(record: Any) -> None:
-            print(f"{shard.operator} {delivery.time}: {record!r}", flush=True)  # noqa: T201  what it is for
-
-        yield from in_steps(records_of(delivery.payload), fn or show)
-        shard.output().send(delivery.time, delivery.payload)
-
-    (out,) = add_operator("inspect", [up], Logic(on_batch=on_batch), name=name)
-    return out
-
-
-def inspect_batch(
-    up: StreamLike, fn: Callable[[Timestamp, Any], object], *, name: str | None = None
-) -> StreamRef:
-    """Call `fn(time, payload)` for each block, and send it on unchanged.
-
-    Args:
-        up: Stream to read.
-        fn: Runs where the block is, in the worker; the payload is read-only.
-        name: Shown in traces and errors.
-
-    Raises:
-        GraphError: `fn` cannot be called.
-    """
-    check_callable(name or "inspect_batch", "fn", fn)
-
-    def on_batch(shard: Shard, delivery: Delivery) -> None:
-        fn(delivery.time, delivery.payload)
-        shard.output().send(delivery.time, delivery.payload)
-
-    (out,) = add_operator("inspect_batch", [up], Logic(on_batch=on_batch), name=name)
-    return out
+    mask = np.asarray(found)
+    if mask.shape != (rows,) or mask.dtype != np.bool:
+        raise PayloadError(
+            f"operator {operator!r} needs one boolean for each row; got shape "
+            f"{list(mask.shape)} of {mask.dtype}; expected {rows} booleans; compare "
+            f"columns, as in payload['x'] > 0",
+            operator=operator,
+            rows=rows,
+        )
+    return mask
 
 
 def _per_record(
     kind: str,
     up: StreamLike,
-    work: Callable[[list[Any]], Iterable[Any]],
+    ways: tuple[Work, Try],
+    on_error: OnError,
     name: str | None,
-) -> StreamRef:
-    """Add an operator that applies `work` to a few records at a time."""
+) -> Results:
+    """Add an operator that works on a few records at a time, minding failures or not."""
+    work, attempt = ways
 
     def on_batch(shard: Shard, delivery: Delivery) -> Iterator[None]:
         records = records_of(delivery.payload)
-        return send_in_steps(shard, delivery.time, records, work)
+        failed: list[FailedRecord] = []
+        note = noter(shard, on_error, failed)
+        if note is None:
+            return send_in_steps(shard, delivery.time, records, work)
 
-    (out,) = add_operator(kind, [up], Logic(on_batch=on_batch), name=name)
-    return out
+        def work_on(chunk: list[Any]) -> Iterable[Any]:
+            return attempt(chunk, note)
+
+        return send_in_steps(shard, delivery.time, records, work_on, failed)
+
+    return _add(kind, up, Logic(on_batch=on_batch), on_error, name)
+
+
+def _add(
+    kind: str, up: StreamLike, logic: Logic, on_error: OnError, name: str | None
+) -> Results:
+    """Add an operator, with an output for failed records if they are diverted."""
+    check_on_error(name or kind, on_error)
+    if on_error != "divert":
+        (out,) = add_operator(kind, [up], logic, name=name)
+        return out
+    out, failed = add_operator(kind, [up], logic, name=name, num_outputs=2)
+    return Diverted(out, failed)
+
+
+def _catching(predicate: Callable[[Any], Any], note: Note) -> Callable[[Any], Any]:
+    """Return the predicate, false where it raises."""
+
+    def passes(record: Any) -> Any:
+        try:
+            return predicate(record)
+        except Exception as error:  # noqa: BLE001  the user's function may raise any
+            note(record, error)
+            return None
+
+    return passes
+
+
+def _filter_block(
+    shard: Shard,
+    delivery: Delivery,
+    passes: Callable[[Any], Any],
+    failed: list[FailedRecord],
+) -> None:
+    """Send the rows of a block for which one call gave true."""
+    found = passes(delivery.payload)
+    if failed:
+        shard.output(1).send(delivery.time, failed)
+    if found is not None:
+        mask = mask_of(shard.operator, found, num_records(delivery.payload))
+        _send_rows(shard, delivery, mask)
 
 
 def _filter_columns(
-    shard: Shard, time: Timestamp, payload: Any, predicate: Callable[[Any], bool]
+    shard: Shard,
+    delivery: Delivery,
+    passes: Callable[[Any], Any],
+    failed: list[FailedRecord],
 ) -> Iterator[None]:
     """Send the rows that pass, all at once: they are views until then."""
     is_kept: list[bool] = []
     yield from in_steps(
-        records_of(payload), lambda row: is_kept.append(bool(predicate(row)))
+        shard,
+        records_of(delivery.payload),
+        lambda row: is_kept.append(bool(passes(row))),
     )
-    if all(is_kept):
-        shard.output().send(time, payload)
-    elif any(is_kept):
-        shard.output().send(time, take(payload, np.flatnonzero(is_kept)))
+    if failed:
+        shard.output(1).send(delivery.time, failed)
+    _send_rows(shard, delivery, np.asarray(is_kept, np.bool))
+
+
+def _send_rows(
+    shard: Shard, delivery: Delivery, mask: np.ndarray[Any, np.dtype[np.bool]]
+) -> None:
+    if mask.all():
+        shard.output().send(delivery.time, delivery.payload)
+    elif mask.any():
+        shard.output().send(delivery.time, take(delivery.payload, np.flatnonzero(mask)))

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import count
 from operator import index
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from timelyml.errors import GraphError, RoutingError
-from timelyml.exchange import records_of, take
-from timelyml.graph import Broadcast, Exchange, Gather, Pact, StreamRef
+from timelyml.exchange import (
+    num_records,
+    records_of,
+    slice_rows,
+    split_by_destination,
+)
+from timelyml.graph import Broadcast, Direct, Exchange, Gather, Pact, StreamRef
 from timelyml.operators.checks import check_callable, check_count
 from timelyml.operators.edges import Routed, StreamLike, check_stream, pass_on, settle
 from timelyml.operators.operator_builder import add_operator
+from timelyml.operators.records import mask_of
 from timelyml.operators.steps import in_steps
 from timelyml.runtime.operator import Delivery, Logic
 from timelyml.runtime.shard import Shard
@@ -114,20 +119,60 @@ def concat(*ups: StreamLike, name: str | None = None) -> StreamRef:
     return out
 
 
+def rebalance(up: StreamLike, *, num_shards: int | None = None) -> Routed:
+    """Spread the records of each shard evenly over the shards of whatever reads it.
+
+    Each block is cut into as many runs of rows as there are shards, without a copy;
+    small blocks go to the shards in turn.
+
+    Args:
+        up: Stream to spread.
+        num_shards: Shards of the reader; default: as many as `up` has.
+    """
+
+    def on_batch(shard: Shard, delivery: Delivery) -> None:
+        targets = num_shards or shard.num_shards
+        rows = num_records(delivery.payload)
+        turn = shard.state.get("turn", shard.index)
+        shard.state["turn"] = (turn + rows) % targets
+        parts = min(rows, targets)
+        for part in range(parts):
+            start, stop = part * rows // parts, (part + 1) * rows // parts
+            payload = slice_rows(delivery.payload, start, stop)
+            shard.output().send_to(delivery.time, (turn + part) % targets, payload)
+
+    logic = Logic(on_batch=on_batch)
+    (spread,) = add_operator("rebalance", [up], logic, states=("state",))
+    return Routed(spread, Direct(), num_shards)
+
+
 def branch(
-    up: StreamLike, predicate: Callable[[Any], bool], *, name: str | None = None
+    up: StreamLike,
+    predicate: Callable[[Any], Any],
+    *,
+    by_batch: bool = False,
+    name: str | None = None,
 ) -> Branches[StreamRef]:
     """Part a stream in two: records for which `predicate` is true, and the others.
 
     Args:
         up: Stream to part; columns stay columns.
         predicate: From one record (a row, if the payload is columns) to a boolean.
+        by_batch: `predicate` is called once per block instead: from a payload to a
+            boolean array, one for each row.
         name: Shown in traces and errors.
 
     Raises:
         GraphError: `predicate` cannot be called.
     """
     check_callable(name or "branch", "predicate", predicate)
+    if by_batch:
+        who = name or "branch"
+
+        def choose(payload: Any) -> Any:
+            return ~mask_of(who, predicate(payload), num_records(payload)) * 1
+
+        return Branches(*_parted("branch", up, choose, 2, name, by_batch=True))
     return Branches(
         *_parted("branch", up, lambda record: 0 if predicate(record) else 1, 2, name)
     )
@@ -136,8 +181,9 @@ def branch(
 def partition(
     up: StreamLike,
     num_parts: int,
-    choose: Callable[[Any], int],
+    choose: Callable[[Any], Any],
     *,
+    by_batch: bool = False,
     name: str | None = None,
 ) -> tuple[StreamRef, ...]:
     """Part a stream in `num_parts`: each record goes to part `choose(record)`.
@@ -147,11 +193,13 @@ def partition(
         num_parts: At least 1.
         choose: From one record (a row, if the payload is columns) to the index of its
             part; any other value fails the run.
+        by_batch: `choose` is called once per block instead: from a payload to an
+            integer array with one part per row.
         name: Shown in traces and errors.
     """
     check_callable(name or "partition", "choose", choose)
     check_count(name or "partition", "num_parts", num_parts)
-    return _parted("partition", up, choose, num_parts, name)
+    return _parted("partition", up, choose, num_parts, name, by_batch=by_batch)
 
 
 def _routed(
@@ -165,31 +213,51 @@ def _routed(
 def _parted(
     kind: str,
     up: StreamLike,
-    choose: Callable[[Any], int],
+    choose: Callable[[Any], Any],
     num_parts: int,
     name: str | None,
+    *,
+    by_batch: bool = False,
 ) -> tuple[StreamRef, ...]:
     """Add an operator that sends each record to the output that `choose` names."""
 
     def on_batch(shard: Shard, delivery: Delivery) -> Iterator[None]:
-        rows: dict[int, list[int]] = {}
-        numbers = count()
-
-        def visit(record: Any) -> None:
-            part = index(choose(record))
-            if not 0 <= part < num_parts:
-                raise RoutingError(
-                    f"operator {shard.operator!r} has no such part; got {part}; "
-                    f"expected 0 to {num_parts - 1}; correct what chooses the part",
-                    operator=shard.operator,
-                    part=part,
-                )
-            rows.setdefault(part, []).append(next(numbers))
-
-        yield from in_steps(records_of(delivery.payload), visit)
-        for part in sorted(rows):
-            payload = take(delivery.payload, np.asarray(rows[part]))
-            shard.output(part).send(delivery.time, payload)
+        payload = delivery.payload
+        if by_batch:
+            chosen = choose(payload)
+        else:
+            chosen = []
+            yield from in_steps(
+                shard,
+                records_of(payload),
+                lambda record: chosen.append(index(choose(record))),
+            )
+        parts = _checked(shard.operator, chosen, num_records(payload), num_parts)
+        for part, rows in split_by_destination(payload, parts, num_parts):
+            shard.output(part).send(delivery.time, rows)
 
     logic = Logic(on_batch=on_batch)
     return add_operator(kind, [up], logic, name=name, num_outputs=num_parts)
+
+
+def _checked(operator: str, chosen: Any, rows: int, num_parts: int) -> Any:
+    """Return one part for each row, or say which row has none."""
+    parts = np.asarray(chosen, np.intp) if isinstance(chosen, list) else chosen
+    parts = np.asarray(parts)
+    if parts.shape != (rows,) or parts.dtype.kind not in "iu":
+        raise RoutingError(
+            f"operator {operator!r} needs one part for each row; got shape "
+            f"{list(parts.shape)} of {parts.dtype}; expected {rows} integers; correct "
+            f"what chooses the part",
+            operator=operator,
+        )
+    wrong = np.flatnonzero((parts < 0) | (parts >= num_parts))
+    if len(wrong):
+        part = int(parts[wrong[0]])
+        raise RoutingError(
+            f"operator {operator!r} has no such part; got {part}; expected 0 to "
+            f"{num_parts - 1}; correct what chooses the part",
+            operator=operator,
+            part=part,
+        )
+    return parts
