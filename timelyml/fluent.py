@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Unpack
 
-from timelyml import operators
+from timelyml import io, operators
 from timelyml.errors import ConfigError, GraphError
 from timelyml.graph import (
     Graph,
@@ -138,6 +138,55 @@ class Dataflow:
                 batch_size=batch_size,
                 epoch_every=epoch_every,
                 regular=regular,
+                num_shards=num_shards,
+                placement=placement,
+                name=name,
+            )
+        )
+
+    def read(
+        self,
+        source: Any,
+        *,
+        epoch_every: int | None = None,
+        epoch_interval_s: float | None = None,
+        num_shards: int | None = None,
+        placement: Placement | None = None,
+        name: str | None = None,
+    ) -> Stream:
+        """Return a stream of what a source of Bytewax reads, or one of that shape.
+
+        Its partitions are shared between the shards; where they stand is state.
+
+        Args:
+            source: With the methods of `FixedPartitionedSource` or `DynamicSource`.
+            epoch_every: Batches of a shard per epoch.
+            epoch_interval_s: Seconds per epoch; default: 10, unless `epoch_every` is
+                given.
+            num_shards: Default: the dataflow's.
+            placement: Which worker holds which shard.
+            name: Shown in traces and errors; the key of its positions.
+
+        Raises:
+            GraphError: `source` has not the shape of a source.
+            ConfigError: An option is out of range.
+
+        >>> class Numbers:
+        ...     def build(self, step_id, worker_index, worker_count):
+        ...         batches = iter([[1, 2], [3]])
+        ...         self.next_batch = lambda: next(batches)
+        ...         return self
+        >>> flow = Dataflow()
+        >>> _ = flow.read(Numbers()).map(lambda n: 10 * n).collect()
+        >>> flow.run()["out"]
+        [10, 20, 30]
+        """
+        return self._stream(
+            io.read(
+                self.builder,
+                source,
+                epoch_every=epoch_every,
+                epoch_interval_s=epoch_interval_s,
                 num_shards=num_shards,
                 placement=placement,
                 name=name,
@@ -802,6 +851,38 @@ class Stream:
             pact=pact,
             name=name,
             **options,
+        )
+
+    def write(
+        self,
+        sink: Any,
+        *,
+        whole_epochs: bool = False,
+        num_shards: int | None = None,
+        placement: Placement | None = None,
+        name: str | None = None,
+    ) -> None:
+        """Write the records into a sink of Bytewax, or one of that shape.
+
+        Args:
+            sink: With the methods of `FixedPartitionedSink`, which takes pairs of a
+                string and a value, or of `DynamicSink`.
+            whole_epochs: Write each epoch when it is complete, in order; default: at
+                once.
+            num_shards: Default: that of this stream.
+            placement: Which worker holds which shard.
+            name: Shown in traces and errors; the key of its positions.
+
+        Raises:
+            GraphError: `sink` has not the shape of a sink, or lists no partitions.
+        """
+        io.write(
+            self.ref,
+            sink,
+            whole_epochs=whole_epochs,
+            num_shards=num_shards,
+            placement=placement,
+            name=name,
         )
 
     def probe(self, name: str | None = None) -> Stream:
