@@ -82,13 +82,15 @@ def test_tcp_workers_do_the_same_as_ipc_workers():
 def test_nothing_is_left_of_a_closed_cluster(monkeypatch):
     parent = Path(tempfile.mkdtemp())
     monkeypatch.setattr(tempfile, "tempdir", str(parent))
+    before = set(threading.enumerate())
     with Cluster(2) as cluster:
         ids = process_ids(cluster)
         (directory,) = parent.iterdir()
         assert directory.stat().st_mode & 0o777 == 0o700
     parent.rmdir()  # fails unless it is empty
     assert not any(map(is_alive, ids.values()))
-    assert not [t for t in threading.enumerate() if t.name.startswith("timelyml")]
+    left = set(threading.enumerate()) - before
+    assert not [thread for thread in left if thread.name.startswith("timelyml")]
 
 
 def test_a_killed_worker_ends_every_run_within_seconds_and_is_replaced(tmp_path):
