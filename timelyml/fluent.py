@@ -12,8 +12,8 @@ What the operators do is documented with them, in `timelyml.operators`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, Literal, Unpack
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, Unpack, overload
 
 from timelyml import io, operators
 from timelyml.errors import ConfigError, GraphError
@@ -24,15 +24,22 @@ from timelyml.graph import (
     Pact,
     Placement,
     ScopeRef,
+    StreamRef,
 )
 from timelyml.operators import (
     Branches,
+    Diverted,
+    Key,
+    OnError,
     OperatorBuilder,
     OperatorOptions,
     StreamLike,
 )
 from timelyml.operators.generic import OnBatch, OnFrontier, OnNotify
+from timelyml.operators.join import How
 from timelyml.operators.operator_builder import Effects
+from timelyml.operators.records import Sure
+from timelyml.operators.state_machine import Step
 from timelyml.progress import Summary, Timestamp
 from timelyml.runtime.cluster import Cluster, run_graph, start_graph
 from timelyml.runtime.operator import Logic
@@ -42,6 +49,7 @@ from timelyml.runtime.run import Run
 
 Mode = Literal["inline", "threads", "processes"]
 Wire = Literal["ipc", "tcp"]
+Made = StreamLike | Diverted[StreamRef]
 
 
 class Dataflow:
@@ -401,18 +409,80 @@ class Stream:
 
     # Records ---------------------------------------------------------------------------
 
-    def map(self, fn: Callable[[Any], Any], *, name: str | None = None) -> Stream:
+    @overload
+    def map(
+        self,
+        fn: Callable[[Any], Any],
+        *,
+        on_error: Sure = ...,
+        name: str | None = ...,
+    ) -> Stream: ...
+    @overload
+    def map(
+        self,
+        fn: Callable[[Any], Any],
+        *,
+        on_error: Literal["divert"],
+        name: str | None = ...,
+    ) -> Diverted[Stream]: ...
+    def map(
+        self,
+        fn: Callable[[Any], Any],
+        *,
+        on_error: OnError = "fail",
+        name: str | None = None,
+    ) -> Stream | Diverted[Stream]:
         """Send `fn(record)` for each record, as a list of results.
+
+        Args:
+            fn: From one record to one.
+            on_error: Where `fn` raises: "fail" the run, "skip" the record, or "divert"
+                it: there are then two streams, the results and `FailedRecord`s.
+            name: See the class.
 
         >>> flow = Dataflow()
         >>> _ = flow.source([1, 2]).map(lambda x: x * x).collect()
         >>> flow.run()["out"]
         [1, 4]
-        """
-        return self._with(operators.map(self.ref, fn, name=name))
 
-    def map_batch(self, fn: Callable[[Any], Any], *, name: str | None = None) -> Stream:
+        >>> flow = Dataflow()
+        >>> results, failed = flow.source([2, 0]).map(lambda x: 6 / x, on_error="divert")
+        >>> _ = results.collect()
+        >>> _ = failed.map(lambda f: (f.record, f.error_type)).collect("failed")
+        >>> dict(flow.run())
+        {'out': [3.0], 'failed': [(0, 'ZeroDivisionError')]}
+        """
+        return self._each(operators.map(self.ref, fn, on_error=on_error, name=name))
+
+    @overload
+    def map_batch(
+        self,
+        fn: Callable[[Any], Any],
+        *,
+        on_error: Sure = ...,
+        name: str | None = ...,
+    ) -> Stream: ...
+    @overload
+    def map_batch(
+        self,
+        fn: Callable[[Any], Any],
+        *,
+        on_error: Literal["divert"],
+        name: str | None = ...,
+    ) -> Diverted[Stream]: ...
+    def map_batch(
+        self,
+        fn: Callable[[Any], Any],
+        *,
+        on_error: OnError = "fail",
+        name: str | None = None,
+    ) -> Stream | Diverted[Stream]:
         """Send `fn(payload)` for each block: a list, or arrays of equal leading axes.
+
+        Args:
+            fn: From one payload to one, of any length.
+            on_error: See `map`; what fails is the whole payload.
+            name: See the class.
 
         >>> import numpy as np
         >>> flow = Dataflow()
@@ -420,31 +490,93 @@ class Stream:
         >>> flow.run().batches("out")
         [(0, array([ 0, 10, 20]))]
         """
-        return self._with(operators.map_batch(self.ref, fn, name=name))
+        return self._each(
+            operators.map_batch(self.ref, fn, on_error=on_error, name=name)
+        )
 
+    @overload
     def flat_map(
-        self, fn: Callable[[Any], Iterable[Any]], *, name: str | None = None
-    ) -> Stream:
+        self,
+        fn: Callable[[Any], Iterable[Any]],
+        *,
+        on_error: Sure = ...,
+        name: str | None = ...,
+    ) -> Stream: ...
+    @overload
+    def flat_map(
+        self,
+        fn: Callable[[Any], Iterable[Any]],
+        *,
+        on_error: Literal["divert"],
+        name: str | None = ...,
+    ) -> Diverted[Stream]: ...
+    def flat_map(
+        self,
+        fn: Callable[[Any], Iterable[Any]],
+        *,
+        on_error: OnError = "fail",
+        name: str | None = None,
+    ) -> Stream | Diverted[Stream]:
         """Send all that `fn(record)` yields, while it goes on.
+
+        Args:
+            fn: From one record to any number of them.
+            on_error: See `map`; what was yielded before is sent.
+            name: See the class.
 
         >>> flow = Dataflow()
         >>> _ = flow.source([1, 3]).flat_map(range).collect()
         >>> flow.run()["out"]
         [0, 0, 1, 2]
         """
-        return self._with(operators.flat_map(self.ref, fn, name=name))
+        return self._each(
+            operators.flat_map(self.ref, fn, on_error=on_error, name=name)
+        )
 
+    @overload
     def filter(
-        self, predicate: Callable[[Any], bool], *, name: str | None = None
-    ) -> Stream:
+        self,
+        predicate: Callable[[Any], Any],
+        *,
+        by_batch: bool = ...,
+        on_error: Sure = ...,
+        name: str | None = ...,
+    ) -> Stream: ...
+    @overload
+    def filter(
+        self,
+        predicate: Callable[[Any], Any],
+        *,
+        by_batch: bool = ...,
+        on_error: Literal["divert"],
+        name: str | None = ...,
+    ) -> Diverted[Stream]: ...
+    def filter(
+        self,
+        predicate: Callable[[Any], Any],
+        *,
+        by_batch: bool = False,
+        on_error: OnError = "fail",
+        name: str | None = None,
+    ) -> Stream | Diverted[Stream]:
         """Send on the records for which `predicate(record)` is true.
+
+        Args:
+            predicate: From one record to a boolean.
+            by_batch: `predicate` gives one boolean per row of a whole payload.
+            on_error: See `map`.
+            name: See the class.
 
         >>> flow = Dataflow()
         >>> _ = flow.source(range(5)).filter(lambda x: x % 2).collect()
         >>> flow.run()["out"]
         [1, 3]
         """
-        return self._with(operators.filter(self.ref, predicate, name=name))
+        return self._each(
+            operators.filter(
+                self.ref, predicate, by_batch=by_batch, on_error=on_error, name=name
+            )
+        )
 
     def inspect(
         self, fn: Callable[[Any], object] | None = None, *, name: str | None = None
@@ -519,15 +651,49 @@ class Stream:
             operators.gather(self.ref, shard=shard, num_shards=num_shards, dense=dense)
         )
 
+    def rebalance(self, *, num_shards: int | None = None) -> Stream:
+        """Spread the records of each shard evenly over the shards of each reader.
+
+        >>> flow = Dataflow(num_shards=3)
+        >>> _ = flow.source(range(9)).rebalance().count().collect()
+        >>> flow.run()["out"]
+        [3, 3, 3]
+        """
+        return self._with(operators.rebalance(self.ref, num_shards=num_shards))
+
+    def key_by(self, key: Key, *, num_shards: int | None = None) -> Stream:
+        """Send `(key, record)` for each record to the shard of its key.
+
+        Args:
+            key: From one record to its key. Or the name of a column, by whose values
+                rows are routed as they are.
+            num_shards: Shards of the reader; default: as many as this stream has.
+
+        >>> flow = Dataflow()
+        >>> _ = flow.source(["fig", "kiwi"]).key_by(len).collect()
+        >>> flow.run()["out"]
+        [(3, 'fig'), (4, 'kiwi')]
+        """
+        return self._with(operators.key_by(self.ref, key, num_shards=num_shards))
+
     def concat(self, *others: Stream, name: str | None = None) -> Stream:
         """Join this stream and others of the same scope into one."""
         refs = [_ref(other) for other in others]
         return self._with(operators.concat(self.ref, *refs, name=name))
 
     def branch(
-        self, predicate: Callable[[Any], bool], *, name: str | None = None
+        self,
+        predicate: Callable[[Any], Any],
+        *,
+        by_batch: bool = False,
+        name: str | None = None,
     ) -> Branches[Stream]:
         """Part in two: records for which `predicate` is true, and the others.
+
+        Args:
+            predicate: From one record to a boolean.
+            by_batch: `predicate` gives one boolean per row of a whole payload.
+            name: See the class.
 
         >>> flow = Dataflow()
         >>> even, odd = flow.source(range(5)).branch(lambda x: x % 2 == 0)
@@ -535,15 +701,63 @@ class Stream:
         >>> dict(flow.run())
         {'even': [0, 2, 4], 'odd': [1, 3]}
         """
-        matching, rest = operators.branch(self.ref, predicate, name=name)
+        matching, rest = operators.branch(
+            self.ref, predicate, by_batch=by_batch, name=name
+        )
         return Branches(self._with(matching), self._with(rest))
 
     def partition(
-        self, num_parts: int, choose: Callable[[Any], int], *, name: str | None = None
+        self,
+        num_parts: int,
+        choose: Callable[[Any], Any],
+        *,
+        by_batch: bool = False,
+        name: str | None = None,
     ) -> tuple[Stream, ...]:
-        """Part in `num_parts`: each record goes to part `choose(record)`."""
-        parts = operators.partition(self.ref, num_parts, choose, name=name)
+        """Part in `num_parts`: each record goes to part `choose(record)`.
+
+        Args:
+            num_parts: At least 1.
+            choose: From one record to the index of its part.
+            by_batch: `choose` gives one part per row of a whole payload.
+            name: See the class.
+
+        >>> flow = Dataflow()
+        >>> parts = flow.source(range(6)).partition(3, lambda x: x % 3)
+        >>> _ = parts[2].collect()
+        >>> flow.run()["out"]
+        [2, 5]
+        """
+        parts = operators.partition(
+            self.ref, num_parts, choose, by_batch=by_batch, name=name
+        )
         return tuple(self._with(part) for part in parts)
+
+    # Time ------------------------------------------------------------------------------
+
+    def delay(
+        self,
+        until: Callable[[Any, Any], Any],
+        *,
+        by_batch: bool = False,
+        name: str | None = None,
+    ) -> Stream:
+        """Send each record at the time `until(record, time)`, once that is complete.
+
+        Args:
+            until: From record and time to the time to send it at, the same or later.
+            by_batch: `until(payload, time)` gives one time for a whole payload, or an
+                array with one epoch per row.
+            name: See the class.
+
+        >>> flow = Dataflow()
+        >>> _ = flow.source([1, 5, 3]).delay(lambda n, time: n).collect()
+        >>> flow.run().batches("out")
+        [(1, [1]), (3, [3]), (5, [5])]
+        """
+        return self._with(
+            operators.delay(self.ref, until, by_batch=by_batch, name=name)
+        )
 
     # Aggregation -----------------------------------------------------------------------
 
@@ -568,9 +782,36 @@ class Stream:
         """
         return self._with(operators.fold(self.ref, initial, combine, name=name))
 
+    def accumulate(
+        self,
+        initial: Any,
+        combine: Callable[[Any, Any], Any],
+        *,
+        finish: Callable[[Any], Any] | None = None,
+        name: str | None = None,
+    ) -> Stream:
+        """Reduce each time's payloads to one value per shard, once complete.
+
+        Args:
+            initial: Accumulator before the first payload; copied for each time.
+            combine: From accumulator and payload to the next accumulator.
+            finish: From the accumulator to a payload; default: a list of it alone.
+            name: See the class.
+
+        >>> import numpy as np
+        >>> flow = Dataflow()
+        >>> sums = flow.source(np.arange(4)).accumulate(0, lambda a, x: a + int(x.sum()))
+        >>> _ = sums.collect()
+        >>> flow.run()["out"]
+        [6]
+        """
+        return self._with(
+            operators.accumulate(self.ref, initial, combine, finish=finish, name=name)
+        )
+
     def reduce(
         self,
-        key: Callable[[Any], Hashable],
+        key: Key,
         combine: Callable[[Any, Any], Any],
         *,
         value: Callable[[Any], Any] | None = None,
@@ -579,8 +820,10 @@ class Stream:
     ) -> Stream:
         """Reduce each time's records to one `(key, value)` per key, once complete.
 
+        It exchanges by key itself, after each shard has combined its own records.
+
         Args:
-            key: From one record to its key; it exchanges by it.
+            key: From one record to its key, or the name of a field.
             combine: From two values to one; associative.
             value: From one record to its value; default: the record.
             num_shards: Shards that share the keys; default: as many as this stream has.
@@ -597,48 +840,156 @@ class Stream:
             )
         )
 
-    def count(self, *, name: str | None = None) -> Stream:
-        """Send the number of records of each time, on each shard that has any."""
-        return self._with(operators.count(self.ref, name=name))
-
-    # JAX -------------------------------------------------------------------------------
-
-    def compute(
+    def count(
         self,
-        fn: Callable[..., Any],
-        *others: Stream,
-        init: Callable[[int], Any] | None = None,
-        pact: Pact | Sequence[Pact] | None = None,
-        pad: bool = False,
-        name: str = "compute",
+        key: Key | None = None,
+        *,
         num_shards: int | None = None,
-        placement: Placement | None = None,
+        name: str | None = None,
     ) -> Stream:
-        """Apply a JAX function to all rows of each time, once they are complete.
+        """Send the number of records of each time: of each shard, or of each key.
 
         Args:
-            fn: From columns of this stream and of `others` to columns; with `init`,
-                from state and columns to state and columns. Jitted once per worker.
-            others: Further arguments of `fn`, from streams of the same scope.
-            init: From the index of a shard to its initial state.
-            pact: How rows find their shard; default: as the streams are routed.
-            pad: Pad rows with zeros to a bucket, so that XLA compiles few shapes.
-            name: Shown in traces and errors; the key of its state.
-            num_shards: Default: that of this stream.
-            placement: Which worker holds which shard.
-        """
-        from timelyml.ml import compute  # noqa: PLC0415  it loads JAX
+            key: From one record to its key, or the name of a field: sends `(key,
+                number)`. Default: each shard counts all that it holds.
+            num_shards: Shards that share the keys; default: as many as this stream has.
+            name: See the class.
 
+        >>> flow = Dataflow()
+        >>> _ = flow.source("to be or to go".split()).count(lambda word: word).collect()
+        >>> flow.run()["out"]
+        [('to', 2), ('be', 1), ('or', 1), ('go', 1)]
+        """
         return self._with(
-            compute(
-                [self.ref, *map(_ref, others)],
-                fn,
-                init=init,
-                pact=pact,
-                pad=pad,
-                name=name,
+            operators.count(self.ref, key, num_shards=num_shards, name=name)
+        )
+
+    # By key ----------------------------------------------------------------------------
+
+    def distinct(
+        self,
+        key: Key | None = None,
+        *,
+        across_times: bool = False,
+        ttl_epochs: int | None = None,
+        num_shards: int | None = None,
+        name: str | None = None,
+    ) -> Stream:
+        """Send the first record of each key, of each time or of all times.
+
+        Args:
+            key: From one record to its key, or the name of a field or column. Default:
+                the whole record.
+            across_times: Send a key once for all times, not once for each.
+            ttl_epochs: Forget a key that was not seen for more than so many epochs.
+            num_shards: Shards that share the keys; default: as many as this stream has.
+            name: See the class.
+
+        >>> flow = Dataflow()
+        >>> _ = flow.source([3, 1, 3, 2, 1]).distinct().collect()
+        >>> flow.run()["out"]
+        [3, 1, 2]
+        """
+        return self._with(
+            operators.distinct(
+                self.ref,
+                key,
+                across_times=across_times,
+                ttl_epochs=ttl_epochs,
                 num_shards=num_shards,
-                placement=placement,
+                name=name,
+            )
+        )
+
+    def join(
+        self,
+        right: Stream,
+        *,
+        key: Key | None = None,
+        right_key: Key | None = None,
+        how: How = "inner",
+        across_times: bool = False,
+        ttl_epochs: int | None = None,
+        suffix: str = "_right",
+        fill: Mapping[str, Any] | None = None,
+        num_shards: int | None = None,
+        name: str | None = None,
+    ) -> Stream:
+        """Send `(key, left, right)` for each two records of equal keys.
+
+        Args:
+            right: The other stream, of the same scope.
+            key: From one record to its key, or the name of a field or column. Default:
+                records are pairs `(key, value)`, and their values are joined.
+            right_key: For the right stream, if it differs.
+            how: "inner", "left" or "outer": what has no partner comes with None.
+            across_times: Join records of all times, not only those of one.
+            ttl_epochs: How many epochs apart records still meet, with `across_times`.
+            suffix: For columns of the right whose name the left has too.
+            fill: By column, what stands for values that are missing.
+            num_shards: Shards that share the keys; default: as many as this stream has.
+            name: See the class.
+
+        >>> flow = Dataflow()
+        >>> prices = flow.source([("fig", 3), ("kiwi", 2)])
+        >>> stock = flow.source([("fig", 10), ("plum", 7)])
+        >>> _ = prices.join(stock, how="left").collect()
+        >>> flow.run()["out"]
+        [('fig', 3, 10), ('kiwi', 2, None)]
+        """
+        return self._with(
+            operators.join(
+                self.ref,
+                _ref(right),
+                key=key,
+                right_key=right_key,
+                how=how,
+                across_times=across_times,
+                ttl_epochs=ttl_epochs,
+                suffix=suffix,
+                fill=fill,
+                num_shards=num_shards,
+                name=name,
+            )
+        )
+
+    def state_machine(
+        self,
+        step: Step,
+        *,
+        key: Key | None = None,
+        ttl_epochs: int | None = None,
+        num_shards: int | None = None,
+        name: str | None = None,
+    ) -> Stream:
+        """Step each key's own state through its values, in order of time.
+
+        Args:
+            step: `step(key, value, state)` returns `(state, results)`; the state is
+                None at first, and returning None for it forgets the key.
+            key: From one record to its key, or the name of a field; the value is the
+                record. Default: records are pairs `(key, value)`.
+            ttl_epochs: Forget a state that was not stepped for more than so many epochs.
+            num_shards: Shards that share the keys; default: as many as this stream has.
+            name: See the class.
+
+        >>> def running_sum(key, value, state):
+        ...     total = (state or 0) + value
+        ...     return total, [(key, total)]
+        >>> flow = Dataflow()
+        >>> pairs = flow.source([("a", 1), ("b", 5), ("a", 2)])
+        >>> _ = pairs.state_machine(running_sum).collect()
+        >>> flow.run()["out"]
+        [('a', 1), ('b', 5), ('a', 3)]
+        """
+        return self._with(
+            operators.state_machine(
+                self.ref,
+                step,
+                key=key,
+                ttl_epochs=ttl_epochs,
+                num_shards=num_shards,
+                name=name,
             )
         )
 
@@ -906,6 +1257,11 @@ class Stream:
 
     def _with(self, ref: StreamLike) -> Stream:
         return Stream(self.flow, ref)
+
+    def _each(self, made: Made) -> Stream | Diverted[Stream]:
+        if isinstance(made, Diverted):
+            return Diverted(self._with(made.results), self._with(made.failed))
+        return self._with(made)
 
 
 def _ref(stream: Stream) -> StreamLike:

@@ -13,7 +13,7 @@ from timelyml.exchange import records_of
 from timelyml.graph import Exchange, StreamRef
 from timelyml.operators.checks import check_optional_count
 from timelyml.operators.edges import StreamLike, check_stream
-from timelyml.operators.join_across import across_times
+from timelyml.operators.join_across import joined_across
 from timelyml.operators.join_columns import ColumnJoin
 from timelyml.operators.keys import (
     Key,
@@ -39,7 +39,7 @@ def join(
     key: Key | None = None,
     right_key: Key | None = None,
     how: How = "inner",
-    across: bool = False,
+    across_times: bool = False,
     ttl_epochs: int | None = None,
     suffix: str = "_right",
     fill: Mapping[str, Any] | None = None,
@@ -63,9 +63,9 @@ def join(
         right_key: For the right stream, if it differs.
         how: "inner": only what has a partner. "left": also each left record without
             one, with None in its place. "outer": also each such right record.
-        across: Join records of all times, each two at the later of their times, where
+        across_times: Join records of all times, each two at the later of their times, where
             otherwise only those of one time meet.
-        ttl_epochs: With `across`: only records whose epochs are at most so far apart
+        ttl_epochs: With `across_times`: only records whose epochs are at most so far apart
             meet, and older ones are forgotten. With "left" or "outer" it is needed:
             what then has no partner is sent at the last epoch that could have brought
             one. Default: all records are kept for ever.
@@ -86,9 +86,9 @@ def join(
     for argument, given in (("key", key), ("right_key", right_key)):
         if given is not None:
             check_key(who, given, argument)
-    _check_options(who, how, across=across, ttl_epochs=ttl_epochs)
-    if across:
-        logic = across_times(key, right_key, how, ttl_epochs)
+    _check_options(who, how, across_times=across_times, ttl_epochs=ttl_epochs)
+    if across_times:
+        logic = joined_across(key, right_key, how, ttl_epochs)
     else:
         columns = None
         if isinstance(key, str) and isinstance(right_key, str):
@@ -114,14 +114,16 @@ def _by(key: Key | None) -> Exchange:
     return Exchange.by_key(key_function(key))
 
 
-def _check_options(who: str, how: Any, *, across: bool, ttl_epochs: int | None) -> None:
+def _check_options(
+    who: str, how: Any, *, across_times: bool, ttl_epochs: int | None
+) -> None:
     check_optional_count(who, "ttl_epochs", ttl_epochs, least=0)
     problem = None
     if how not in ("inner", "left", "outer"):
         problem = f"how={how!r}; expected 'inner', 'left' or 'outer'"
-    elif ttl_epochs is not None and not across:
-        problem = "ttl_epochs without across; expected both, or neither"
-    elif how != "inner" and across and ttl_epochs is None:
+    elif ttl_epochs is not None and not across_times:
+        problem = "ttl_epochs without across_times; expected both, or neither"
+    elif how != "inner" and across_times and ttl_epochs is None:
         problem = (
             f"how={how!r} across times without end; expected ttl_epochs, after which a "
             f"record has no partner"

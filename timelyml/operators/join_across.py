@@ -26,7 +26,7 @@ MAX_EPOCH = 2**63 - 1
 Kept = tuple[Timestamp, Any, list[bool]]
 
 
-def across_times(
+def joined_across(
     key: Key | None, right_key: Key | None, how: str, ttl_epochs: int | None
 ) -> Logic:
     """Return the callbacks of a join across times."""
