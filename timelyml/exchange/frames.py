@@ -9,10 +9,10 @@ anything is decoded.
 
 from __future__ import annotations
 
-import hmac
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
+from hmac import compare_digest
 from typing import Any, NamedTuple
 
 from timelyml.errors import WireError
@@ -24,6 +24,7 @@ TOKEN_BYTES = 16
 # magic, version, lane, kind, sender, sequence, token, number of buffers
 _HEADER = struct.Struct("<4sBBBiQ16sI")
 HEADER_BYTES = _HEADER.size
+_unpack = _HEADER.unpack_from
 
 
 class Kind(IntEnum):
@@ -41,7 +42,7 @@ class Received(NamedTuple):
     sender: int
     sequence: int
     body: memoryview
-    buffers: list[memoryview]
+    buffers: Sequence[memoryview]
 
 
 def pack_frames(
@@ -71,18 +72,17 @@ def read_frames(frames: Sequence[Any], token: bytes) -> Received:
     first = memoryview(frames[0])
     if len(first) < HEADER_BYTES:
         raise _refused("short", f"{len(first)} bytes", f"{HEADER_BYTES} or more")
-    magic, version, *number, theirs, count = _HEADER.unpack_from(first)
-    lane, kind, sender, sequence = number
+    magic, version, lane, kind, sender, sequence, theirs, count = _unpack(first)
     if magic != MAGIC:
         raise _refused("magic", repr(magic), repr(MAGIC))
     if version != VERSION:
         raise _refused("version", str(version), str(VERSION))
-    if not hmac.compare_digest(theirs, token):
+    if not compare_digest(theirs, token):
         raise _refused("token", "another token", "the token of this cluster")
     if len(frames) != 1 + count:
         raise _refused("frames", f"{len(frames)} frames", f"{1 + count}")
     if not count:
-        return Received(lane, kind, sender, sequence, first[HEADER_BYTES:], [])
+        return Received(lane, kind, sender, sequence, first[HEADER_BYTES:], ())
     start = HEADER_BYTES + 8 * count
     if len(first) < start:
         raise _refused("short", f"{len(first)} bytes", f"{start} or more")
