@@ -115,6 +115,10 @@ class OperatorError(TimelyError):
     """
 
 
+class LoopLimitError(OperatorError):
+    """A record goes round a loop more often than the loop's limit allows."""
+
+
 class StateLimitError(OperatorError):
     """An operator retains more state than its limit allows."""
 

@@ -1008,6 +1008,7 @@ class Stream:
         body: Callable[[Stream], Stream | tuple[Stream, Stream]],
         *,
         max_iterations: int | None = None,
+        limit: int | None = None,
         name: str | None = None,
     ) -> Stream:
         """Run `body` over and over: on this stream, then on what it sends back.
@@ -1018,6 +1019,8 @@ class Stream:
                 which goes round that many times and then leaves.
             max_iterations: Most rounds that a record can take part in; of a pair, what
                 is left to go round then is dropped.
+            limit: Most rounds that a record may need; one more fails the run, with an
+                error that names the loop.
             name: Of the scope and the loop, for traces and errors.
 
         Raises:
@@ -1047,7 +1050,11 @@ class Stream:
 
         return self._with(
             operators.iterate(
-                self.ref, on_refs, max_iterations=max_iterations, name=name
+                self.ref,
+                on_refs,
+                max_iterations=max_iterations,
+                limit=limit,
+                name=name,
             )
         )
 

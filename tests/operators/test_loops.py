@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from timelyml import Dataflow, Logic
-from timelyml.errors import ConfigError, GraphError
+from timelyml.errors import ConfigError, GraphError, LoopLimitError
 
 EDGES = [(0, 1), (1, 2), (2, 3), (3, 1), (2, 4), (5, 6), (4, 7), (7, 0)]
 
@@ -210,6 +210,29 @@ def test_max_iterations_must_be_positive():
 
     with pytest.raises(ConfigError, match="'max_iterations' out of range; got 0"):
         stream.iterate(lambda s: s, max_iterations=0)
+
+
+def test_a_loop_beyond_its_limit_fails_the_run_by_its_name(cluster):
+    flow = Dataflow()
+    endless = flow.source([1]).iterate(
+        lambda s: s.map(lambda n: n + 1).branch(lambda n: n > 0),
+        limit=20,
+        name="growth",
+    )
+    endless.collect()
+
+    with pytest.raises(LoopLimitError, match="loop 'growth' does not end; got 21"):
+        cluster.run(flow)
+
+
+def test_a_loop_within_its_limit_is_left_alone(cluster):
+    def halve(numbers):
+        return numbers.map(lambda n: n // 2).branch(lambda n: n > 0)
+
+    flow = Dataflow()
+    flow.source([8, 3]).iterate(halve, limit=4).collect()
+
+    assert cluster.run(flow)["out"] == [0, 0]
 
 
 def test_a_stream_of_another_scope_cannot_be_read():

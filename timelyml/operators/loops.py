@@ -15,7 +15,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from timelyml.errors import GraphError
+from timelyml.errors import GraphError, LoopLimitError
+from timelyml.exchange import num_records, records_of
 from timelyml.graph import PER_WORKER, LoopRef, ScopeRef, StreamRef
 from timelyml.operators.checks import check_callable, check_optional_count
 from timelyml.operators.edges import Routed, StreamLike, check_stream, settle
@@ -54,6 +55,7 @@ def iterate(
     body: Body,
     *,
     max_iterations: int | None = None,
+    limit: int | None = None,
     name: str | None = None,
 ) -> StreamLike:
     """Run `body` over and over: on `up` first, then on what it sends back.
@@ -71,6 +73,8 @@ def iterate(
         up: Stream to iterate on.
         body: See above.
         max_iterations: Most rounds that a record can take part in.
+        limit: Most rounds that a record may need: one that would go round once more
+            fails the run, with a `LoopLimitError` that names the loop.
         name: Of the scope and the loop, for traces and errors.
 
     Raises:
@@ -81,6 +85,7 @@ def iterate(
     check_stream(who, up)
     check_callable(who, "body", body)
     check_optional_count(who, "max_iterations", max_iterations)
+    check_optional_count(who, "limit", limit)
     builder, entering = up.builder, settle(up)
     scope = builder.scope(name, parent=_scope_around(entering))
     shards = PER_WORKER if entering.num_shards is None else entering.num_shards
@@ -99,6 +104,8 @@ def iterate(
                 f"what goes round and what leaves",
                 loop=scope.name,
             )
+    if limit is not None:
+        again = _at_most(again, limit, scope.name)
     connect(loop, again)
     return leave(out)
 
@@ -115,6 +122,26 @@ def _limited(again: StreamLike, max_iterations: int) -> tuple[StreamRef, StreamR
     logic = Logic(on_batch=on_batch)
     more, over = add_operator("limit", [again], logic, num_outputs=2)
     return more, over
+
+
+def _at_most(again: StreamLike, limit: int, loop: str) -> StreamRef:
+    """Fail the run for what would go round once more than the limit."""
+
+    def on_batch(shard: Shard, delivery: Delivery) -> None:
+        assert isinstance(delivery.time, tuple)  # noqa: S101  inside a scope
+        if delivery.time[-1] + 1 >= limit and num_records(delivery.payload):
+            record = next(iter(records_of(delivery.payload)))
+            raise LoopLimitError(
+                f"loop {loop!r} does not end; got {record!r:.200} for one round more, at "
+                f"time {delivery.time}; expected at most {limit} rounds; correct its "
+                f"body, or raise limit",
+                loop=loop,
+                limit=limit,
+            )
+        shard.output().send(delivery.time, delivery.payload)
+
+    (more,) = add_operator("limit", [again], Logic(on_batch=on_batch))
+    return more
 
 
 def _scope_around(stream: StreamRef) -> ScopeRef | None:
