@@ -25,6 +25,10 @@ class EpochGate:
             if spec.is_source and spec.regular
             for port in range(spec.num_outputs)
         }
+        self._regular = {
+            spec.index for spec in graph.operators if spec.is_source and spec.regular
+        }
+        self._latest = 0  # epoch that a regular source here opened, or will first
         self._waiters: set[tuple[int, int]] = set()
         self._paused_at: int | None = None
 
@@ -38,6 +42,8 @@ class EpochGate:
         has_credit = epoch - min(open_epochs, default=epoch) < self._max_ahead
         is_paused = self._paused_at is not None and epoch >= self._paused_at
         if has_credit and not is_paused:
+            if operator in self._regular:
+                self._latest = max(self._latest, epoch)
             return True
         self._waiters.add((operator, shard))
         return False
@@ -51,14 +57,16 @@ class EpochGate:
         """Open nothing new; return the first epoch that no regular source began.
 
         An epoch is begun as long as a capability stands at it, since a source moves
-        its capability on only with the last block of an epoch.
+        its capability on only with the last block of an epoch. Sources that have
+        closed by now opened epochs too, and those that have not started yet, since
+        this overtook the start of the run, will open the first one.
         """
         begun = [
             epoch_of(holding.time)
             for holding in table.holdings()
             if holding.location in self._outputs
         ]
-        self._paused_at = max(begun, default=-1) + 1
+        self._paused_at = max([self._latest, *begun]) + 1
         return self._paused_at
 
     def resume_until(self, epoch: int) -> None:
