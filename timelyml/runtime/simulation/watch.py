@@ -105,7 +105,8 @@ class Watch:
         known, trace = seen
         events, trace[:] = trace[:], []
         has_started = (
-            worker.index not in self._started and known in worker._started  # noqa: SLF001
+            worker.index not in self._started
+            and (known in worker._started or known.has_failed)  # noqa: SLF001
         )
         if has_started:
             self._started.add(worker.index)
