@@ -23,6 +23,7 @@ from timelyml.runtime.dense import DenseInput
 from timelyml.runtime.instance import OperatorInstance
 from timelyml.runtime.notifications import NotificationQueue
 from timelyml.runtime.progress_link import ProgressLink
+from timelyml.runtime.refunds import Refunds
 from timelyml.runtime.simulation.network import SimNetwork
 from timelyml.runtime.worker import Worker
 
@@ -243,7 +244,7 @@ def take_frontier_as_passed(patch):
 
 def never_refund(patch):
     """Credit never comes back."""
-    patch.setattr(Dataflow, "_send_refunds", lambda self, peer: None)
+    patch.setattr(Refunds, "take_due", lambda self: iter(()))
 
 
 def notify_in_any_order(patch):

@@ -23,6 +23,7 @@ class Boot:
         spill_directory: Private, for blocks that do not fit in memory.
         heartbeat_fd: Pipe to the driver for signs of life.
         heartbeat_s: How often.
+        spin_s: How long its loop may look for messages before it sleeps.
     """
 
     worker: int
@@ -34,6 +35,7 @@ class Boot:
     spill_directory: str
     heartbeat_fd: int
     heartbeat_s: float
+    spin_s: float = 0.0
 
     def to_line(self) -> bytes:
         """Return the line that the child reads."""

@@ -33,12 +33,12 @@ from timelyml.runtime.messages import (
 from timelyml.runtime.metering import Holding, holdings_of, metrics_of
 from timelyml.runtime.outside import Wakes, close_outside
 from timelyml.runtime.progress_link import ProgressLink
+from timelyml.runtime.refunds import Refunds
 from timelyml.runtime.state import StateStore
 
 # What a worker's own changes lead to at once goes out with them, in one message.
 MAX_ROUNDS = 4
 TURN_S = 0.01  # one operator's share of a turn, so that none keeps the worker
-REFUND_DELAY_S = 0.005
 STATE_CHECK_ACTIVATIONS = 8
 PIGGYBACK_BYTES = 64 * 1024  # progress must not queue behind more data than this
 
@@ -84,9 +84,9 @@ class Dataflow:
         self._active: set[int] = set()
         self._timers: list[tuple[float, int, int]] = []
         self._wakes = Wakes(transport.wake)
-        self._refunds: dict[int, dict[int, int]] = {}
-        self._refund_since: float | None = None
+        self._refunds = Refunds(config.credit_bytes, clock)
         self._turn_end = 0.0
+        self._has_consumed = False  # since progress was last sent
         self.channels: list[OutChannel] = []
         self.instances: list[OperatorInstance] = build_instances(self, self.outbox)
         self._input_owner = {
@@ -133,6 +133,9 @@ class Dataflow:
             worked = True
             if not self.progress.tell_itself():
                 break
+            if self._has_consumed or self.outbox.has_frames:
+                # Others wait for this; what only this worker waits for comes after.
+                self._flush()
         self._flush()
         return worked
 
@@ -143,8 +146,8 @@ class Dataflow:
     def next_deadline(self) -> float | None:
         """When `step` has to be called again even if nothing arrives."""
         deadlines = [self._timers[0][0]] if self._timers else []
-        if self._refund_since is not None:
-            deadlines.append(self._refund_since + REFUND_DELAY_S)
+        if (due := self._refunds.due_at()) is not None:
+            deadlines.append(due)
         if (due := self.progress.controller_due()) is not None:
             deadlines.append(due)
         return min(deadlines, default=None)
@@ -234,15 +237,11 @@ class Dataflow:
         if arrival.peer == self.worker_index:
             self._refund(channel, arrival.peer, arrival.part.size_bytes)
             return
-        owed = self._refunds.setdefault(arrival.peer, {})
-        owed[channel] = owed.get(channel, 0) + arrival.part.size_bytes
-        if owed[channel] * 8 >= self.config.credit_bytes:
-            self._send_refunds(arrival.peer)
-        elif self._refund_since is None:
-            self._refund_since = self._clock()
+        self._refunds.owe(arrival.peer, channel, arrival.part.size_bytes)
 
     def consumed(self, arrival: Arrival) -> None:
         """Count an arrival as consumed: its operator had its chance to retain."""
+        self._has_consumed = True
         target = self.graph.channels[arrival.channel].target
         location = self.graph.location_of_input(target.operator, target.port)
         self.progress.record(location, arrival.time, -arrival.part.weight)
@@ -326,6 +325,7 @@ class Dataflow:
             )
 
     def _flush(self) -> None:
+        self._has_consumed = False
         batch = self.progress.take()
         is_broadcast = self.progress.is_broadcast
         told: set[int] = set()
@@ -342,7 +342,8 @@ class Dataflow:
             merged = self.progress.take_for_controller()
             if merged is not None:
                 self._send_progress(CONTROLLER, ProgressMessage(merged))
-        self._flush_refunds()
+        for peer, refunds in self._refunds.take_due():
+            self._transport.send(peer, CreditMessage(self.generation, refunds))
 
     def _tell(self, batch: Any, told: set[int]) -> None:
         self.progress.num_riders += len(told)
@@ -360,19 +361,6 @@ class Dataflow:
         self._transport.send(peer, message)
         self.progress.num_messages += 1
         self.progress.num_bytes += bytes_sent[Lane.CONTROL] - before
-
-    def _flush_refunds(self) -> None:
-        since = self._refund_since
-        if since is not None and self._clock() - since >= REFUND_DELAY_S:
-            for peer in list(self._refunds):
-                self._send_refunds(peer)
-            self._refund_since = None
-
-    def _send_refunds(self, peer: int) -> None:
-        owed = self._refunds.pop(peer, None)
-        if owed:
-            refunds = tuple(owed.items())
-            self._transport.send(peer, CreditMessage(self.generation, refunds))
 
     def _refund(self, channel: int, peer: int, size: int) -> None:
         if self.outbox.refund(channel, peer, size):

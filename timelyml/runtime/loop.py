@@ -6,10 +6,12 @@ simulator calls the same `step` with its own transport and clock.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Protocol
 
 MAX_WAIT_S = 0.5
+MIN_SPIN_S = 20e-6
 
 
 class Endpoint(Protocol):
@@ -32,18 +34,74 @@ class Waitable(Protocol):
         """Block until something may have arrived, or the time is over."""
 
 
+class Patience:
+    """How long to look again before sleeping: as long as that has been paying.
+
+    A thread that slept takes several times longer to answer. Looking pays where the
+    next message comes within `spin_s`; where it did not, half as long is tried the
+    next time, down to nothing, until a sleep turns out to have been that short.
+    """
+
+    def __init__(self, spin_s: float) -> None:
+        self._spin_s = spin_s
+        self._budget_s = spin_s
+        self._until = 0.0
+        self._was_spinning = False
+
+    def worked(self, now: float) -> None:
+        """Something was done: start to look anew."""
+        if self._was_spinning:
+            self._budget_s = self._spin_s
+        self._was_spinning = False
+        self._until = now + self._budget_s
+
+    def goes_on(self, now: float) -> bool:
+        """Whether to look once more."""
+        if now < self._until:
+            self._was_spinning = True
+            return True
+        if self._was_spinning:
+            self._was_spinning = False
+            self._budget_s = self._budget_s / 2 if self._budget_s > MIN_SPIN_S else 0.0
+        return False
+
+    def slept(self, seconds: float) -> None:
+        """A sleep ended, by a message or by itself."""
+        if seconds < self._spin_s:
+            self._budget_s = self._spin_s
+
+
 def drive(
     endpoint: Endpoint,
     transport: Waitable,
     should_stop: Callable[[], bool],
     clock: Callable[[], float],
+    *,
+    spin_s: float = 0.0,
 ) -> None:
-    """Run `endpoint` until `should_stop()`; waits without using a core."""
+    """Run `endpoint` until `should_stop()`; waits without using a core.
+
+    Args:
+        endpoint: What is driven.
+        transport: What wakes it.
+        should_stop: Asked before each step.
+        clock: Seconds, as in the endpoint's deadlines.
+        spin_s: How long it may look for messages before it sleeps, as long as that
+            pays; 0 where others need the core.
+    """
+    patience = Patience(spin_s)
     while not should_stop():
-        endpoint.step()
+        worked = endpoint.step()
         if endpoint.has_work():
             continue
+        now = clock()
+        if worked and spin_s:
+            patience.worked(now)
+        if patience.goes_on(now):
+            os.sched_yield()
+            continue
         deadline = endpoint.next_deadline()
-        wait_s = MAX_WAIT_S if deadline is None else deadline - clock()
+        wait_s = MAX_WAIT_S if deadline is None else deadline - now
         if wait_s > 0:
             transport.wait(min(wait_s, MAX_WAIT_S))
+            patience.slept(clock() - now)

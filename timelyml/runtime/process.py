@@ -80,7 +80,13 @@ def main() -> None:
         target=_beat, args=(boot, watched), name="timelyml-heartbeat", daemon=True
     ).start()
     try:
-        drive(watched, transport, lambda: worker.is_stopped, time.monotonic)
+        drive(
+            watched,
+            transport,
+            lambda: worker.is_stopped,
+            time.monotonic,
+            spin_s=boot.spin_s,
+        )
     finally:
         transport.close()
 

@@ -22,6 +22,9 @@ from timelyml.runtime.shipping import worker_codec
 
 TOKEN_BYTES = 16
 BEATS_PER_TIMEOUT = 8
+# A worker that looks for 300 us answers a message in half the time; measured with
+# `python -m benchmarks latency`. Not where workers would take each other's core.
+SPIN_S = 300e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ def process_session(options: ProcessOptions) -> Session:
             spill_directory=directory,
             heartbeat_fd=heartbeat_fd,
             heartbeat_s=min(1.0, options.heartbeat_timeout_s / BEATS_PER_TIMEOUT),
+            spin_s=SPIN_S if options.workers <= (os.cpu_count() or 1) else 0.0,
         )
 
     launcher = ProcessLauncher(

@@ -54,9 +54,8 @@ class ProgressLink:
         self._ready: list[ProgressBatch] = []
         # In broadcast mode others get merged batches: whole ones, in order, so that
         # each is a prefix of what this worker told itself.
-        self._peer_log = ProgressLog(worker_index, generation)
-        self._watch_log = ProgressLog(worker_index, generation)
-        self._has_news = False
+        self._for_peers = _Prefix(worker_index, generation)
+        self._for_controller = _Prefix(worker_index, generation)
         self._told_at = -self._gap_s
         self.record = self._log.record
 
@@ -89,15 +88,14 @@ class ProgressLink:
         if batch is None:
             return False
         self._ready.append(batch)
-        self._peer_log.record_many(batch.changes)
-        self._watch_log.record_many(batch.changes)
-        self._has_news = True
+        self._for_peers.batches.append(batch)
+        self._for_controller.batches.append(batch)
         return True
 
     def take(self) -> ProgressBatch | None:
         """The batch to send now: to every peer, or to the controller."""
         if self.is_broadcast:
-            batch = self._peer_log.take(self._tracker, force=True)
+            batch = self._for_peers.take(self._tracker)
         else:
             batch = self._log.take(self._tracker)
         if batch is not None:
@@ -107,15 +105,43 @@ class ProgressLink:
 
     def controller_due(self) -> float | None:
         """In broadcast mode: when the controller is to be told, if there is news."""
-        return self._told_at + self._gap_s if self._has_news else None
+        return self._told_at + self._gap_s if self._for_controller.batches else None
 
     def take_for_controller(self) -> ProgressBatch | None:
         """In broadcast mode: the merged batch that is due to the controller."""
-        if not self._has_news:
+        if not self._for_controller.batches:
             return None
         now = self._clock()
         if now - self._told_at < self._gap_s:
             return None
         self._told_at = now
-        self._has_news = False
-        return self._watch_log.take(self._tracker, force=True)
+        return self._for_controller.take(self._tracker)
+
+
+class _Prefix:
+    """What one receiver, or all peers, have not been told yet: whole batches."""
+
+    __slots__ = ("_log", "_sequence", "batches", "generation", "sender")
+
+    def __init__(self, sender: int, generation: int) -> None:
+        self.sender = sender
+        self.generation = generation
+        self.batches: list[ProgressBatch] = []
+        self._log = ProgressLog(sender, generation)
+        self._sequence = 0
+
+    def take(self, tracker: Tracker) -> ProgressBatch | None:
+        """Return the sum of the batches, under a sequence of its own."""
+        if not self.batches:
+            return None
+        batches, self.batches = self.batches, []
+        changes = batches[0].changes
+        if len(batches) > 1:
+            for batch in batches:
+                self._log.record_many(batch.changes)
+            summed = self._log.take(tracker, force=True)
+            if summed is None:
+                return None
+            changes = summed.changes
+        self._sequence += 1
+        return ProgressBatch(self.generation, self.sender, self._sequence - 1, changes)
