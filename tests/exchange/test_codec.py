@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timelyml.errors import PayloadError, WireError
+from timelyml.errors import InvariantError, PayloadError, WireError
 from timelyml.exchange import Codec
 
 from .samples import MESSAGES, Checked, Credit, Part, codec
@@ -137,6 +137,21 @@ def test_arrays_survive_with_dtype_and_shape(payload):
         [(1, 2), (3,)],
         [(), ()],
         [(1, [2]), [3, 4]],
+        [(i, str(i), None, (i, [i])) for i in range(20)],
+        [(i,) * (1 + i % 2) for i in range(20)],
+        [()] * 20,
+        [np.float32(i) for i in range(20)],
+        [np.int64(i) if i else i for i in range(20)],
+        [np.bool_(i % 2) for i in range(20)],
+        [np.str_(i) for i in range(20)],
+        [np.full(3, i, np.int16) for i in range(20)],
+        [np.zeros(i, np.int16) for i in range(20)],
+        [np.array(i) for i in range(20)],
+        [np.zeros(5000)] * 9,
+        [(np.int64(i), np.zeros(2), {i}, b"") for i in range(20)],
+        [{"k": (i, np.float32(i))} for i in range(20)],
+        [[i] for i in range(20)],
+        [i if i % 2 else {i} for i in range(20)],
     ],
 )
 def test_values_of_every_kind_need_no_pickle(value):
@@ -166,6 +181,27 @@ def test_other_objects_are_pickled_between_authenticated_peers(value):
     body, buffers = codec().encode(value)
     with pytest.raises(WireError, match="pickled code; got it from a peer"):
         codec().decode(body, buffers)
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [Colour.RED] * 20,
+        [Columns(i, np.zeros(5000)) for i in range(20)],
+        [(i, Colour.RED) for i in range(20)],
+        [i if i % 2 else Colour.RED for i in range(20)],
+    ],
+)
+def test_many_objects_are_pickled_at_once(records):
+    calls = []
+
+    def dumps(value, callback):
+        calls.append(value)
+        return pickle.dumps(value, protocol=5, buffer_callback=callback)
+
+    encoded = codec(dumps=dumps).encode(records)
+    assert str(TRUSTING.decode(*encoded)) == str(records)
+    assert len(calls) == 1
 
 
 def test_columns_in_a_dataclass_travel_out_of_band():
@@ -273,6 +309,16 @@ def test_objects_can_be_pickled_by_value():
     assert TRUSTING.decode(*encoded) == ("by value", "function")
 
 
+@dataclass(frozen=True)
+class Endless:
+    inner: tuple[Endless, ...]
+
+
+def test_a_message_class_that_contains_itself_is_a_bug():
+    with pytest.raises(InvariantError, match="Endless contains itself"):
+        Codec([Endless])
+
+
 # Garbage ---------------------------------------------------------------------------
 
 
@@ -307,12 +353,12 @@ garbage = st.recursive(
     | st.text(max_size=5)
     | st.sampled_from(["<f8", "O", "<U9", "bfloat16", "os", "int", "set", "datetime"])
     | st.binary(max_size=9)
-    | st.integers(0, 7).map(lambda code: msgpack.ExtType(code, b""))
+    | st.integers(0, 8).map(lambda code: msgpack.ExtType(code, b""))
     | st.just(msgpack.ExtType(9, b"x")),
     lambda inner: (
         st.lists(inner, max_size=5)
         | st.dictionaries(st.text(max_size=2), inner, max_size=2)
-        | st.tuples(st.integers(0, 7), st.lists(inner, max_size=4)).map(
+        | st.tuples(st.integers(0, 8), st.lists(inner, max_size=4)).map(
             lambda drawn: [msgpack.ExtType(drawn[0], b""), *drawn[1]]
         )
     ),
@@ -336,19 +382,20 @@ def marked(code: int, *items: Any) -> bytes:
 @pytest.mark.parametrize(
     ("body", "match"),
     [
-        (marked(2, "<f8", [2], b"12345678"), "does not fit its bytes; got 8"),
-        (marked(2, "<f8", [2**40, 2**40], b""), "does not fit its bytes"),
-        (marked(2, "<f8", [-1], b""), "malformed shape"),
-        (marked(2, "<f8", [1] * 40, b"12345678"), "malformed shape"),
-        (marked(2, "<f8", [1], 3), "IndexError"),
-        (marked(2, "|O", [1], b"12345678"), "unknown dtype"),
-        (marked(2, "f8,f8", [1], b"0123456789abcdef"), "unknown dtype"),
-        (marked(2, "popen", [1], b""), "unknown dtype"),
-        (marked(3, "<f8", b"1"), "does not fit its bytes"),
-        (marked(4, "eval", "1"), "unknown kind of value"),
-        (marked(5, 999, []), "IndexError"),
-        (marked(6, pickle.dumps(1), []), "pickled code"),
-        (marked(1, 2, [1, 2, 3]), "ValueError"),
+        (marked(3, "<f8", [2], b"12345678"), "does not fit its bytes; got 8"),
+        (marked(3, "<f8", [2**40, 2**40], b""), "does not fit its bytes"),
+        (marked(3, "<f8", [-1], b""), "malformed shape"),
+        (marked(3, "<f8", [1] * 40, b"12345678"), "malformed shape"),
+        (marked(3, "<f8", [1], 3), "IndexError"),
+        (marked(3, "|O", [1], b"12345678"), "unknown dtype"),
+        (marked(3, "f8,f8", [1], b"0123456789abcdef"), "unknown dtype"),
+        (marked(3, "popen", [1], b""), "unknown dtype"),
+        (marked(4, "<f8", b"1"), "does not fit its bytes"),
+        (marked(5, "eval", "1"), "unknown kind of value"),
+        (marked(6, 999, []), "IndexError"),
+        (marked(7, pickle.dumps(1), []), "pickled code"),
+        (marked(1, [1, 2], [1]), "ValueError"),
+        (marked(2, 7), "TypeError"),
         (msgpack.packb([-1, msgpack.ExtType(0, b""), 1]), "stray mark"),
         (msgpack.packb([-1, [1, msgpack.ExtType(0, b"")], 1]), "stray mark"),
         (msgpack.packb([-1, msgpack.ExtType(0, b""), 0]), "none was announced"),

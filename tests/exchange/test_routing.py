@@ -107,6 +107,7 @@ def test_a_negative_destination_is_refused():
         np.zeros(2),
         np.zeros(2, bool),
         ["a", "b"],
+        1,
     ],
 )
 def test_destinations_of_another_shape_or_kind_are_refused(destinations):

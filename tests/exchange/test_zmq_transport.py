@@ -136,7 +136,6 @@ class Spy:
 
 @settings(
     max_examples=10,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
@@ -523,3 +522,13 @@ def test_closing_towards_nobody_ends_in_time(tmp_path):
     assert time.monotonic() - start < 5
     one.close()
     one.wake()
+
+
+def test_nothing_is_left_after_closing(tmp_path):
+    threads = threading.active_count()
+    with cluster(private(tmp_path)) as (one, two):
+        one.send(1, "hello")
+        receive(two)
+        assert len(list(tmp_path.iterdir())) == 4
+    assert list(tmp_path.iterdir()) == []
+    assert threading.active_count() == threads

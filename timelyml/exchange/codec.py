@@ -12,7 +12,6 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import chain
 from typing import Any, TypeAlias
 
 import msgpack
@@ -21,9 +20,17 @@ import numpy as np
 from timelyml.errors import PayloadError, WireError
 from timelyml.exchange.arrays import array_from_bytes, dtype_token, raw_bytes
 from timelyml.exchange.schema import Schema, build_schemas
-from timelyml.exchange.values import decode_plain, encode_plain
+from timelyml.exchange.values import (
+    NATIVE,
+    PLAIN,
+    as_array,
+    columns_of,
+    decode_plain,
+    encode_plain,
+)
 
 OUT_OF_BAND_BYTES = 8192
+_MANY = 8  # records in a list that is worth a look
 
 Buffer: TypeAlias = Any
 """Anything that offers the buffer protocol: bytes, memoryview, a frame's view."""
@@ -31,7 +38,7 @@ Dumps: TypeAlias = Callable[[Any, Callable[[pickle.PickleBuffer], bool]], bytes]
 
 
 class _Mark:
-    """First item of a list that stands for something else."""
+    """First item of a list that stands for something else, once it is decoded."""
 
     __slots__ = ("code",)
 
@@ -39,10 +46,10 @@ class _Mark:
         self.code = code
 
 
-_TUPLE, _ROWS, _ARRAY, _SCALAR, _PLAIN, _MESSAGE, _PICKLE = range(7)
-_EXT = [msgpack.ExtType(code, b"") for code in range(7)]
-_MARKS = [_Mark(code) for code in range(7)]
-_FLAG, _ROWS_MARK = object(), object()  # become known to msgpack as they are packed
+_TUPLE, _ROWS, _SPREAD, _ARRAY, _SCALAR, _PLAIN, _MESSAGE, _PICKLE = range(8)
+_EXT = [msgpack.ExtType(code, b"") for code in range(8)]
+_MARKS = [_Mark(code) for code in range(8)]
+_FLAG = object()
 
 
 class Codec:
@@ -72,7 +79,7 @@ class Codec:
     ) -> None:
         self.allow_pickle = allow_pickle
         self._dumps = dumps or _dumps
-        self._schemas = build_schemas(message_types, _encode_any)
+        self._schemas = build_schemas(message_types, self._encode_any)
         self._by_index = list(self._schemas.values())
         self._buffers: list[Buffer] = []  # of the message in work
         self._open_marks = 0
@@ -86,6 +93,7 @@ class Codec:
         self._decoders = [
             _decode_tuple,
             _decode_rows,
+            _decode_spread,
             self._decode_array,
             _decode_scalar,
             decode_plain,
@@ -120,7 +128,7 @@ class Codec:
         schema = self._schemas.get(type(message))
         try:
             if schema is None:
-                values = [-1, _encode_any(message), _FLAG]
+                values = [-1, self._encode_any(message), _FLAG]
             else:
                 values = [schema.index, schema.encode(message), _FLAG]
             body: bytes = self._packer.pack(values)
@@ -168,13 +176,39 @@ class Codec:
 
     # Encoding -----------------------------------------------------------------------
 
+    def _encode_any(self, value: Any) -> Any:
+        """Prepare a user value; a list of many records travels by columns.
+
+        One by one, a tuple costs 0.5 us, a numpy scalar 5, an object 50.
+        """
+        if type(value) is not list or len(value) < _MANY:
+            return value
+        kinds = set(map(type, value))
+        if NATIVE.issuperset(kinds):
+            return value
+        self._has_marks = 1
+        if columns := columns_of(value, kinds):
+            return [_EXT[_ROWS], *map(self._encode_any, columns)]
+        if (spread := as_array(value, kinds)) is not None:
+            return [_EXT[_SPREAD], spread]
+        if any(self._is_foreign(kind) for kind in kinds):
+            return self._encode_pickle(value)
+        return value
+
+    def _is_foreign(self, kind: type[Any]) -> bool:
+        return not (
+            kind in NATIVE
+            or kind in {list, dict}
+            or kind in self._encoders
+            or kind in PLAIN
+            or issubclass(kind, np.generic)
+        )
+
     def _encode_other(self, value: Any) -> Any:
         """Return msgpack's stand-in for a value that it cannot express."""
         if value is _FLAG:  # comes last, when all else has been encoded
             return self._has_marks
         self._has_marks = 1
-        if value is _ROWS_MARK:
-            return _EXT[_ROWS]
         encoder = self._encoders.get(type(value))
         if encoder is not None:
             return encoder(value)
@@ -268,24 +302,14 @@ def _message_encoder(schema: Schema) -> Callable[[Any], Any]:
     return lambda message: [_EXT[_MESSAGE], schema.index, schema.encode(message)]
 
 
-def _encode_any(value: Any) -> Any:
-    """Flatten a list of equally long tuples: 0.1 instead of 0.5 us per record."""
-    if (
-        type(value) is list
-        and len(value) > 1
-        and type(value[0]) is tuple
-        and value[0]
-        and set(map(type, value)) == {tuple}
-        and len(widths := set(map(len, value))) == 1
-    ):
-        return [_ROWS_MARK, widths.pop(), list(chain.from_iterable(value))]
-    return value
-
-
 def _decode_rows(items: list[Any]) -> Any:
-    _, width, flat = items
-    values = iter(flat)
-    return list(zip(*(values,) * width, strict=True))
+    _, *columns = items
+    return list(zip(*columns, strict=True))
+
+
+def _decode_spread(items: list[Any]) -> Any:
+    _, array = items
+    return list(array)
 
 
 def _decode_scalar(items: list[Any]) -> Any:

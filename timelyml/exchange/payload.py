@@ -8,6 +8,7 @@ turning payloads into bytes in `codec.py`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
@@ -211,7 +212,7 @@ def _not_a_payload(payload: Any) -> PayloadError:
 
 def _register_dataclass(cls: type[Any]) -> None:
     """Teach optree, in our namespace only, that a dataclass is a node."""
-    names = tuple(field.name for field in dataclasses.fields(cls))
+    names = tuple(field.name for field in dataclasses.fields(cls) if field.init)
 
     def flatten(value: Any) -> tuple[list[Any], None, tuple[str, ...]]:
         return [getattr(value, name) for name in names], None, names
@@ -219,7 +220,8 @@ def _register_dataclass(cls: type[Any]) -> None:
     def unflatten(_: Any, children: Any) -> Any:
         return cls(**dict(zip(names, children, strict=True)))
 
-    optree.register_pytree_node(cls, flatten, unflatten, namespace=_NAMESPACE)
+    with contextlib.suppress(ValueError):  # another thread was first
+        optree.register_pytree_node(cls, flatten, unflatten, namespace=_NAMESPACE)
 
 
 def _as_array(leaf: Any) -> Array:

@@ -18,7 +18,6 @@ from timelyml.errors import RoutingError
 from timelyml.exchange.hashing import destinations_by_key
 from timelyml.exchange.payload import (
     Payload,
-    as_payload,
     num_records,
     records_of,
     slice_rows,
@@ -90,7 +89,7 @@ def _checked(
     destinations: Any, rows: int, num_shards: int
 ) -> npt.NDArray[np.integer[Any]]:
     """Return the destinations in the smallest unsigned type that holds the shards."""
-    given = as_payload(np.asarray(destinations))
+    given = np.asarray(destinations)
     if given.shape != (rows,) or (rows and given.dtype.kind not in "iu"):
         raise RoutingError(
             f"destinations do not fit the payload; got shape {given.shape} of "

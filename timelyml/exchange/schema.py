@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from timelyml.errors import WireError
+from timelyml.errors import InvariantError, WireError
 
 Convert: TypeAlias = Callable[[Any], Any]
 
@@ -30,6 +30,7 @@ class _Field(NamedTuple):
     encode: Convert | None
     decode: Convert | None
     plain: type[Any] | None = None  # the type that needs no decoding
+    is_optional: bool = False
 
 
 class Schema:
@@ -40,9 +41,17 @@ class Schema:
         self.index = index
         self.encode: Convert = list
         self.decode: Convert = list
+        self._is_begun = False
 
     def compile(self, registry: dict[type[Any], Schema], any_field: Convert) -> None:
-        """Fill in `encode` and `decode`, once every class is in the registry."""
+        """Fill in `encode` and `decode`, once every class is in the registry.
+
+        Nested classes come first, since their functions become part of these; a
+        class that contains itself cannot be a message.
+        """
+        if self._is_begun:
+            return
+        self._is_begun = True
         hints = typing.get_type_hints(self.cls)
         fields = {
             name: _field_of(hints[name], registry, any_field)
@@ -115,7 +124,9 @@ def _generate(cls: type[Any], fields: dict[str, _Field]) -> tuple[Convert, Conve
     for name, field in fields.items():
         scope[f"encode_{name}"], scope[f"decode_{name}"] = field.encode, field.decode
         scope[f"plain_{name}"] = field.plain
-        packed.append(f"encode_{name}(m.{name})" if field.encode else f"m.{name}")
+        value = f"encode_{name}(m.{name})" if field.encode else f"m.{name}"
+        test = f"None if m.{name} is None else " if field.is_optional else ""
+        packed.append(test + value)
         if field.decode:
             test = f"if type({name}) is not plain_{name}: " if field.plain else ""
             body.append(f"{test}{name} = decode_{name}({name})")
@@ -167,38 +178,27 @@ def _field_of(
     if hint in _SCALARS:
         return _Field(None, _scalar_decoder(hint), hint)
     if _is_record(hint):
-        return _record_field(registry[hint])
+        schema = registry[hint]
+        schema.compile(registry, any_field)
+        if schema.decode is list:  # still at it
+            raise InvariantError(f"message class {hint.__name__} contains itself")
+        return _Field(schema.encode, schema.decode)
     if origin in (typing.Union, types.UnionType):
-        return _union_field(arguments, registry)
+        return _union_field(arguments, registry, any_field)
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
         return _tuple_field(arguments[0], registry, any_field)
     return _Field(any_field if hint is Any else None, None)
 
 
-def _record_field(schema: Schema) -> _Field:
-    def encode(value: Any) -> Any:
-        return schema.encode(value)  # looked up late: it may not be compiled yet
-
-    def decode(values: Any) -> Any:
-        return schema.decode(values)
-
-    return _Field(encode, decode)
-
-
-def _union_field(options: Sequence[Any], registry: dict[type[Any], Schema]) -> _Field:
+def _union_field(
+    options: Sequence[Any], registry: dict[type[Any], Schema], any_field: Convert
+) -> _Field:
     """Convert `Record | None` by its record; other unions are user values."""
     records = [option for option in options if option is not type(None)]
     if len(records) != 1 or not _is_record(records[0]):
         return _Field(None, None)
-    schema = registry[records[0]]
-
-    def encode(value: Any) -> Any:
-        return None if value is None else schema.encode(value)
-
-    def decode(values: Any) -> Any:
-        return schema.decode(values)
-
-    return _Field(encode, decode, type(None))
+    inner = _field_of(records[0], registry, any_field)
+    return _Field(inner.encode, inner.decode, type(None), is_optional=True)
 
 
 def _tuple_field(
@@ -210,7 +210,7 @@ def _tuple_field(
     if is_row and all(_is_plain(argument) for argument in arguments):
         return _Field(_flatten_rows, _rows_decoder(len(arguments)))
     inner = _field_of(item, registry, any_field)
-    return _Field(_items_encoder(inner.encode), _items_decoder(inner))
+    return _Field(_items_encoder(inner), _items_decoder(inner))
 
 
 def _is_plain(hint: Any) -> bool:
@@ -244,9 +244,12 @@ def _rows_decoder(width: int) -> Convert:
     return decode_rows
 
 
-def _items_encoder(encode: Convert | None) -> Convert:
+def _items_encoder(field: _Field) -> Convert:
+    encode = field.encode
     if encode is None:
         return list
+    if field.is_optional:
+        return lambda items: [None if i is None else encode(i) for i in items]
     return lambda items: [encode(item) for item in items]
 
 

@@ -61,6 +61,7 @@ class SpillingQueue:
     def __init__(self, budget_bytes: int, directory: Path, codec: Codec) -> None:
         self.budget_bytes = budget_bytes
         self.memory_bytes = 0
+        self.disk_bytes = 0
         self.spilled_blocks = 0  # in all, for metrics
         self._directory = directory
         self._codec = codec
@@ -74,7 +75,7 @@ class SpillingQueue:
     @property
     def queued_bytes(self) -> int:
         """Bytes of all queued blocks, in memory and on disk."""
-        return self.memory_bytes + sum(self._on_disk)
+        return self.memory_bytes + self.disk_bytes
 
     def push(self, block: Any, size_bytes: int) -> None:
         """Append a block; to disk if memory is full or anything is there already.
@@ -101,6 +102,7 @@ class SpillingQueue:
                 size_bytes=size_bytes,
             ) from error
         self._on_disk.append(size_bytes)
+        self.disk_bytes += size_bytes
         self.spilled_blocks += 1
 
     def pop(self) -> Any:
@@ -109,7 +111,7 @@ class SpillingQueue:
             block, size_bytes = self._memory.popleft()
             self.memory_bytes -= size_bytes
             return block
-        self._on_disk.popleft()
+        self.disk_bytes -= self._on_disk.popleft()
         segment = self._segments[0]
         body, buffers = segment.next()
         if segment.read == segment.written:
@@ -121,6 +123,6 @@ class SpillingQueue:
         """Forget every block and free the disk."""
         self._memory.clear()
         self._on_disk.clear()
-        self.memory_bytes = 0
+        self.memory_bytes = self.disk_bytes = 0
         while self._segments:
             self._segments.popleft().file.close()

@@ -1,12 +1,22 @@
-"""Plain Python values that msgpack lacks, as a name and msgpack values."""
+"""Plain Python values that msgpack lacks, and lists of records as columns."""
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
+import numpy as np
+
 from timelyml.errors import WireError
+from timelyml.exchange.arrays import dtype_token
+
+NATIVE = frozenset({int, float, str, bytes, bool, type(None)})
+"""Types that msgpack carries as they are."""
+
+_NUMBERS = frozenset(np.dtype(code).type for code in "?bhilqBHILQefdFD")
+_SMALL_BYTES = 1024
 
 
 def encode_plain(value: Any) -> list[Any] | None:
@@ -58,6 +68,9 @@ _ENCODERS: dict[type[Any], Callable[[Any], list[Any]]] = {
     dt.datetime: lambda value: [value.isoformat(), value.fold],
 }
 
+PLAIN = frozenset(_ENCODERS)
+"""Types that `encode_plain` takes."""
+
 _DECODERS: dict[str, Callable[..., Any]] = {
     "int": _decode_int,
     "complex": complex,
@@ -67,3 +80,29 @@ _DECODERS: dict[str, Callable[..., Any]] = {
     "timedelta": dt.timedelta,
     "datetime": _decode_datetime,
 }
+
+
+def columns_of(records: Sequence[Any], kinds: set[type[Any]]) -> list[list[Any]] | None:
+    """Return the columns of equally long tuples; None if records are others."""
+    if kinds != {tuple} or len(widths := set(map(len, records))) > 1:
+        return None
+    width = widths.pop()
+    flat = list(chain.from_iterable(records))
+    return [flat[start::width] for start in range(width)]
+
+
+def as_array(records: Sequence[Any], kinds: set[type[Any]]) -> Any:
+    """Return numpy scalars, or small arrays of one shape, as one array; else None.
+
+    Its items, by iteration, are the records again.
+    """
+    if len(kinds) > 1:
+        return None
+    (kind,) = kinds
+    if kind in _NUMBERS:
+        return np.array(records, kind)
+    if kind is np.ndarray and records[0].nbytes <= _SMALL_BYTES and records[0].ndim:
+        forms = {(record.dtype, record.shape) for record in records}
+        if len(forms) == 1 and dtype_token(records[0].dtype) is not None:
+            return np.stack(records)
+    return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import zmq
@@ -44,6 +45,7 @@ class Inbox:
         self._context: zmq.Context[Any] = zmq.Context()
         self._links: dict[int, IncomingLink] = {}
         self._refused_peers: set[int] = set()
+        self._files: list[Path] = []
         self.sockets: list[zmq.Socket[bytes]] = []
 
     def bind(self, address: str, keys: CurveKeys | None) -> str:
@@ -69,8 +71,10 @@ class Inbox:
                 f"address of this host; choose another",
                 address=address,
             ) from error
-        bound: bytes = pull.get(zmq.LAST_ENDPOINT)
-        return bound.rstrip(b"\0").decode()
+        bound = str(pull.get(zmq.LAST_ENDPOINT).rstrip(b"\0").decode())
+        if bound.startswith("ipc://"):
+            self._files.append(Path(bound.removeprefix("ipc://")))
+        return bound
 
     def take(self, lane: int) -> list[Incoming]:
         """Return a bounded number of messages of a lane that has some."""
@@ -137,3 +141,5 @@ class Inbox:
         for pull in self.sockets:
             pull.close(0)
         self._context.term()
+        for file in self._files:  # ZeroMQ leaves them
+            file.unlink(missing_ok=True)
