@@ -96,7 +96,8 @@ def read(
         builder.add_output()
         (out,) = builder.build(reading.logic(reading.start_dynamic))
         return out
-    listings = flow.feedback(None, by=1, name=f"partitions of {who}")
+    loop_name = None if name is None else f"partitions of {name}"
+    listings = flow.feedback(None, by=1, name=loop_name)
     builder.add_input(listings.stream, Broadcast())
     out_port, listings_port = builder.add_output({}), builder.add_output({})
     refs = builder.build(reading.logic(reading.start_fixed))
@@ -123,9 +124,7 @@ class _Reading:
     def start_dynamic(self, shard: Shard) -> None:
         reader = self._new_reader(shard)
         with noting(f"while {shard.operator!r} was built for shard {shard.index}"):
-            partition = self.source.build(
-                shard.operator, shard.index, shard.num_shards
-            )
+            partition = self.source.build(shard.operator, shard.index, shard.num_shards)
         check_partition(shard.operator, partition, "next_batch")
         reader.open(f"of shard {shard.index}", partition, Position())
         shard.activate()
@@ -164,9 +163,7 @@ class _Reading:
                 continue
             what = f"partition {part!r} of {shard.operator!r}"
             with noting(f"while {what} was built"):
-                partition = self.source.build_part(
-                    shard.operator, part, kept.get(part)
-                )
+                partition = self.source.build_part(shard.operator, part, kept.get(part))
             check_partition(shard.operator, partition, "next_batch")
             position = positions[part] = Position(kept.get(part))
             reader.open(part, partition, position)
