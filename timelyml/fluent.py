@@ -35,6 +35,7 @@ from timelyml.operators import (
     OperatorOptions,
     StreamLike,
 )
+from timelyml.operators.aggregates import Spec
 from timelyml.operators.generic import OnBatch, OnFrontier, OnNotify
 from timelyml.operators.join import How
 from timelyml.operators.operator_builder import Effects
@@ -862,6 +863,38 @@ class Stream:
         """
         return self._with(
             operators.count(self.ref, key, num_shards=num_shards, name=name)
+        )
+
+    def aggregate(
+        self,
+        by: str | Sequence[str],
+        aggregates: Mapping[str, Spec],
+        *,
+        num_shards: int | None = None,
+        name: str | None = None,
+    ) -> Stream:
+        """Aggregate each time's rows to one row per key, once complete, as columns.
+
+        It exchanges by key itself, after each shard has combined its own rows.
+
+        Args:
+            by: Name of the key column, or of several; none of them for one row in all.
+            aggregates: By name of a column to make: "count", or a pair of "sum",
+                "mean", "min" or "max" and the column that it takes.
+            num_shards: Shards that share the keys; default: as many as this stream has.
+            name: See the class.
+
+        >>> import numpy as np
+        >>> flow = Dataflow()
+        >>> rows = flow.source({"k": np.array([2, 1, 2]), "x": np.array([5, 6, 7])})
+        >>> _ = rows.aggregate("k", {"total": ("sum", "x"), "n": "count"}).collect()
+        >>> flow.run().batches("out")
+        [(0, {'k': array([1, 2]), 'total': array([ 6, 12]), 'n': array([1, 2])})]
+        """
+        return self._with(
+            operators.aggregate(
+                self.ref, by, aggregates, num_shards=num_shards, name=name
+            )
         )
 
     # By key ----------------------------------------------------------------------------

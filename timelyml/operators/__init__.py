@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from timelyml.operators.aggregates import aggregate
 from timelyml.operators.aggregation import accumulate, count, fold
 from timelyml.operators.delay import delay
 from timelyml.operators.distinct import distinct
@@ -60,6 +61,7 @@ __all__ = [
     "StreamLike",
     "accumulate",
     "add_operator",
+    "aggregate",
     "as_input",
     "binary",
     "binary_frontier",
