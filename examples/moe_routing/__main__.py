@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from examples.moe_routing import report, training
-from examples.moe_routing.config import Settings
+from examples.moe_routing.config import Settings, data_shards_for
 from examples.moe_routing.data import Corpus, load_corpus
 from examples.moe_routing.dense import bits_per_byte
 from examples.moe_routing.ngram import OrderTwo
@@ -35,7 +35,7 @@ def main(
     top_k: Annotated[int, typer.Option(help="experts per token")] = _DEFAULT.top_k,
     workers: Annotated[int, typer.Option(help="worker processes")] = 2,
     data_shards: Annotated[
-        int | None, typer.Option(help="shards of router and head; default: workers")
+        int | None, typer.Option(help="shards of router and head; default: as workers")
     ] = None,
     steps: Annotated[int | None, typer.Option(help="training steps")] = None,
     batch: Annotated[int | None, typer.Option(help="bytes learnt per step")] = None,
@@ -66,16 +66,19 @@ def main(
     """
     console = Console(stderr=as_json)
     chosen = {"d_model": d_model, "batch": batch, "steps": steps}
+    sizes = {
+        **(SMALL if small else {}),
+        **{key: value for key, value in chosen.items() if value is not None},
+    }
+    if data_shards is None:
+        data_shards = data_shards_for(workers, sizes.get("batch", Settings().batch))
     try:
         settings = Settings(
             num_experts=experts,
             top_k=top_k,
             seed=seed,
-            data_shards=workers if data_shards is None else data_shards,
-            **{
-                **(SMALL if small else {}),
-                **{key: value for key, value in chosen.items() if value is not None},
-            },
+            data_shards=data_shards,
+            **sizes,
         )
         corpus = _load(data, settings, shrink=8 if small else 1)
     except ValueError as error:

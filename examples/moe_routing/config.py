@@ -47,3 +47,12 @@ class Settings:
     def to_dict(self) -> dict[str, Any]:
         """Give the settings as a plain dict, for the report."""
         return asdict(self)
+
+
+def data_shards_for(workers: int, batch: int) -> int:
+    """Give the most data shards, at most one per worker, that share a batch evenly.
+
+    >>> data_shards_for(4, 2048), data_shards_for(3, 2048)
+    (4, 2)
+    """
+    return max(n for n in range(1, max(1, workers) + 1) if batch % n == 0)

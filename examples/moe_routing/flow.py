@@ -121,14 +121,14 @@ class ExpertForward:
 class Report:
     """Sums what the data shards measured into one record per step."""
 
-    settings: Settings
+    balance: Compiled
 
     def __call__(self, firing: Firing) -> None:
         """Send the record of the step."""
         routing, losses = firing.inputs[0].rows, firing.inputs[1].rows
         counts = routing["counts"].sum(axis=0)
         sums = routing["probability_sums"].sum(axis=0)
-        balance = model.balance_of(self.settings, counts, sums)
+        balance = self.balance(counts, sums)
         firing.send(
             0,
             {
@@ -216,6 +216,7 @@ def add_training(
         regular=True,
     )
     embed = compiled(functools.partial(model.embed, settings))
+    balance = compiled(functools.partial(model.balance_of, settings))
     # Half of the mean load: below it, compiling costs more than padding.
     smallest = max(16, settings.batch * settings.top_k // settings.num_experts // 2)
     rows, forward, routing, embed_gradients, embed_weights, ask = add_firing_operator(
@@ -267,7 +268,7 @@ def add_training(
             InputSpec(routing, Gather(dense=True)),
             InputSpec(head.losses, Gather(dense=True)),
         ],
-        [Rule((0, 1), Report(settings), outputs=(0,))],
+        [Rule((0, 1), Report(balance), outputs=(0,))],
         num_outputs=1,
         num_shards=1,
         regular=True,

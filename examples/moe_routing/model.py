@@ -151,4 +151,4 @@ def optimiser(settings: Settings) -> optax.GradientTransformation:
         max(settings.steps, settings.warmup_steps + 1),
         settings.learning_rate * 0.05,
     )
-    return optax.adam(schedule, b2=0.99, eps=1e-8)
+    return optax.adam(schedule, b2=0.99, eps=1e-6)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from examples.moe_routing.config import Settings
 from examples.moe_routing.flow import REPORT
@@ -146,6 +147,13 @@ def show_tables(figures: dict[str, Any], history: History, console: Console) -> 
     ):
         results.add_row(label, text)
     console.print(results)
+    edges = Table(title="bytes exchanged, per step")
+    edges.add_column("edge")
+    edges.add_column("bytes", justify="right")
+    by_edge = sorted(figures["bytes_by_edge"].items(), key=lambda item: -item[1])
+    for name, size in by_edge[:8]:
+        edges.add_row(Text(name), f"{size // max(1, figures['steps']):,}")
+    console.print(edges)
     experts = Table(title="tokens per expert")
     for heading in ("expert", "rows", "share", "smallest share in a tenth of the run"):
         experts.add_column(heading, justify="right")
@@ -208,10 +216,10 @@ def save_picture(history: History, path: Path) -> Path:
     return path
 
 
-def bytes_moved(metrics: dict[str, Any]) -> tuple[int, int]:
-    """Give the bytes sent between workers and within them, over all channels."""
-    channels: Sequence[Any] = list(metrics.get("channels", {}).values())
-    return (
-        sum(int(channel["bytes_remote"]) for channel in channels),
-        sum(int(channel["bytes_local"]) for channel in channels),
+def bytes_moved(metrics: dict[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
+    """Give the bytes sent between workers and within them, by edge of the graph."""
+    channels = metrics.get("channels", {})
+    return tuple(
+        {name: int(channel[figure]) for name, channel in channels.items()}
+        for figure in ("bytes_remote", "bytes_local")
     )

@@ -43,10 +43,14 @@ class Trained:
             digest.update(np.ascontiguousarray(leaf).tobytes())
         return digest.hexdigest()[:16]
 
-    def traffic(self) -> dict[str, int]:
-        """Bytes that left a worker, and that stayed in one, over all channels."""
+    def traffic(self) -> dict[str, Any]:
+        """Bytes that left a worker, and that stayed in one, in all and by edge."""
         between, within = bytes_moved(self.metrics)
-        return {"bytes_between_workers": between, "bytes_within_workers": within}
+        return {
+            "bytes_between_workers": sum(between.values()),
+            "bytes_within_workers": sum(within.values()),
+            "bytes_by_edge": {name: between[name] + within[name] for name in between},
+        }
 
 
 def train(
