@@ -6,6 +6,7 @@ import networkx as nx
 
 from timelyml.ml.pipeline.actions import Action, Op, Row, Schedule
 
+COMPUTE = (Op.FORWARD, Op.BACKWARD, Op.INPUT, Op.WEIGHT)
 BACK = (Op.BACKWARD, Op.INPUT)
 
 
@@ -60,12 +61,12 @@ def sends_by_channel(schedule, programs, shared):
     return channels
 
 
-def runs_to_the_end(schedule: Schedule, programs, depth, shared) -> bool:
-    """Whether blocking receives and sends over FIFOs of `depth` let every row run.
+def event_graph(schedule, programs, depth, shared, *, duration=lambda _: 0, latency=0):
+    """Return the graph of rows and what each waits for, or None if the order clashes.
 
     Row `i` of a rank comes before its row `i + 1`; message `n` of a channel is sent
-    before it is taken, and taken before message `n + depth` is sent. Without a buffer
-    a send and its receive are one event.
+    `latency` before it is taken, and taken before message `n + depth` is sent. Without
+    a buffer a send and its receive are one event, which takes `latency`.
     """
     place = {
         action: (rank, index)
@@ -73,25 +74,50 @@ def runs_to_the_end(schedule: Schedule, programs, depth, shared) -> bool:
         for index, row in enumerate(program)
         for action in row
     }
-    graph = nx.DiGraph()
+    takes = {place[a]: duration(a) for a in place if a.op in COMPUTE}
+    same = nx.utils.UnionFind(place.values())
+    delays = []
     for rank, program in enumerate(programs):
         nodes = [(rank, index) for index in range(len(program))]
-        graph.add_nodes_from(nodes)
-        graph.add_edges_from(pairwise(nodes))
-    same = nx.utils.UnionFind(graph.nodes)
+        delays += [(before, after, 0) for before, after in pairwise(nodes)]
     for messages in sends_by_channel(schedule, programs, shared).values():
-        wanted = sorted(place[receive] for _, receive in messages)
-        if [place[receive] for _, receive in messages] != wanted:
-            return False  # some message stands before one that is wanted earlier
+        places = [place[receive] for _, receive in messages]
+        if places != sorted(places):
+            return None  # some message stands before one that is wanted earlier
         for number, (send, receive) in enumerate(messages):
             if depth == 0:
+                takes[place[send]] = takes[place[receive]] = latency
                 same.union(place[send], place[receive])
             else:
-                graph.add_edge(place[send], place[receive])
-                if depth is not None and number + depth < len(messages):
-                    graph.add_edge(place[receive], place[messages[number + depth][0]])
-    merged = nx.DiGraph((same[a], same[b]) for a, b in graph.edges)
-    return nx.is_directed_acyclic_graph(merged)
+                delays.append((place[send], place[receive], latency))
+            if depth and number + depth < len(messages):
+                delays.append((place[receive], place[messages[number + depth][0]], 0))
+    graph = nx.DiGraph()
+    for node in place.values():
+        graph.add_node(same[node], takes=takes.get(node, 0))
+    for before, after, delay in delays:
+        edge = same[before], same[after]
+        old = graph.get_edge_data(*edge, {"delay": 0})["delay"]
+        graph.add_edge(*edge, delay=max(old, delay))
+    return graph
+
+
+def runs_to_the_end(schedule: Schedule, programs, depth, shared) -> bool:
+    """Whether blocking receives and sends over FIFOs of `depth` let every row run."""
+    graph = event_graph(schedule, programs, depth, shared)
+    return graph is not None and nx.is_directed_acyclic_graph(graph)
+
+
+def last_end(graph) -> float:
+    """Return the longest way through a graph of events."""
+    ends = {}
+    for node in nx.topological_sort(graph):
+        starts = [
+            ends[before] + graph.edges[before, node]["delay"]
+            for before in graph.predecessors(node)
+        ]
+        ends[node] = max(starts, default=0) + graph.nodes[node]["takes"]
+    return max(ends.values())
 
 
 def critical_path(schedule: Schedule, cost_of, latency) -> float:
@@ -121,11 +147,5 @@ def critical_path(schedule: Schedule, cost_of, latency) -> float:
                 old = graph.get_edge_data(before, action, {"delay": 0})["delay"]
                 delay = max(old, latency if is_sent else 0)
                 graph.add_edge(before, action, delay=delay)
-    ends = {}
-    for action in nx.topological_sort(graph):
-        starts = [
-            ends[before] + graph.edges[before, action]["delay"]
-            for before in graph.predecessors(action)
-        ]
-        ends[action] = max(starts, default=0) + cost_of(action)
-    return max(ends.values())
+    nx.set_node_attributes(graph, {a: cost_of(a) for a in graph}, "takes")
+    return last_end(graph)

@@ -39,6 +39,8 @@ def test_a_chart_names_stages_where_a_rank_holds_several():
 def test_in_a_narrow_chart_letters_stand_for_labels_that_do_not_fit():
     chart = text_chart(simulate(zb_h1(2, 2)), width=7)
     assert chart == "rank 0 |FF.IWIW|\nrank 1 |.FIFIWW|\n"
+    wide = text_chart(simulate(zbv(2, 1)), width=20)
+    assert wide.startswith("rank 0 |FF....FFIIWW....IIWW|\n")
 
 
 def test_a_chart_starts_where_the_work_starts():

@@ -2,12 +2,18 @@
 
 from itertools import pairwise
 
+import networkx as nx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.ml.pipeline.cases import schedules, small_costs, unhurried
-from tests.ml.pipeline.oracles import critical_path
+from tests.ml.pipeline.oracles import (
+    critical_path,
+    event_graph,
+    just_in_time,
+    last_end,
+)
 from timelyml.errors import ScheduleDeadlockError, ScheduleError
 from timelyml.ml.pipeline import (
     SCHEDULES,
@@ -77,6 +83,24 @@ def test_ranks_do_one_thing_at_a_time_and_all_of_their_work(plan):
     assert timeline.busy == work
     whole = plan.num_ranks * timeline.makespan
     assert timeline.bubble_fraction == pytest.approx(1 - work / whole)
+
+
+@unhurried
+@given(schedules(), st.sampled_from([0, 1, 2, 3]), st.booleans(), st.integers(0, 3))
+def test_blocked_sends_and_receives_hold_ranks_up_as_long_as_the_graph_says(
+    plan, depth, shared, latency
+):
+    costs = Costs(forward=2, input=3, weight=1, communication=latency)
+    rows = just_in_time(plan)
+    graph = event_graph(
+        plan, rows, depth, shared, duration=costs.of, latency=costs.communication
+    )
+    channels = Channels(depth=depth, shared=shared)
+    if graph is None or not nx.is_directed_acyclic_graph(graph):
+        with pytest.raises(ScheduleDeadlockError, match="cycle of waits"):
+            simulate(plan, costs, channels=channels)
+        return
+    assert simulate(plan, costs, channels=channels).makespan == last_end(graph)
 
 
 @unhurried
