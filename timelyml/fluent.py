@@ -496,6 +496,69 @@ class Stream:
         )
 
     @overload
+    def map_async(
+        self,
+        fn: Callable[[Any], Any],
+        *,
+        limit: int = ...,
+        ordered: bool = ...,
+        timeout_s: float | None = ...,
+        on_error: Sure = ...,
+        name: str | None = ...,
+    ) -> Stream: ...
+    @overload
+    def map_async(
+        self,
+        fn: Callable[[Any], Any],
+        *,
+        limit: int = ...,
+        ordered: bool = ...,
+        timeout_s: float | None = ...,
+        on_error: Literal["divert"],
+        name: str | None = ...,
+    ) -> Diverted[Stream]: ...
+    def map_async(
+        self,
+        fn: Callable[[Any], Any],
+        *,
+        limit: int = 64,
+        ordered: bool = True,
+        timeout_s: float | None = None,
+        on_error: OnError = "fail",
+        name: str | None = None,
+    ) -> Stream | Diverted[Stream]:
+        """Send `fn(record)` for each record, where `fn` waits for something elsewhere.
+
+        Args:
+            fn: A coroutine function, or a plain one, which runs on threads.
+            limit: Most calls out at once, on each worker.
+            ordered: Send results in the order of the records, on each shard.
+            timeout_s: A call that takes longer fails with a `TimeoutError`.
+            on_error: See `map`.
+            name: See the class.
+
+        >>> import asyncio
+        >>> async def ask(n):
+        ...     await asyncio.sleep(0.001 * (3 - n))
+        ...     return f"answer {n}"
+        >>> flow = Dataflow()
+        >>> _ = flow.source([1, 2]).map_async(ask).collect()
+        >>> flow.run()["out"]
+        ['answer 1', 'answer 2']
+        """
+        return self._each(
+            operators.map_async(
+                self.ref,
+                fn,
+                limit=limit,
+                ordered=ordered,
+                timeout_s=timeout_s,
+                on_error=on_error,
+                name=name,
+            )
+        )
+
+    @overload
     def flat_map(
         self,
         fn: Callable[[Any], Iterable[Any]],

@@ -22,6 +22,7 @@ from timelyml.operators.inspection import inspect, inspect_batch
 from timelyml.operators.join import join
 from timelyml.operators.keys import Key, key_by
 from timelyml.operators.loops import connect, enter, iterate, leave
+from timelyml.operators.map_async import map_async
 from timelyml.operators.operator_builder import (
     OperatorBuilder,
     OperatorOptions,
@@ -89,6 +90,7 @@ __all__ = [
     "key_by",
     "leave",
     "map",
+    "map_async",
     "map_batch",
     "partition",
     "probe",

@@ -1,0 +1,241 @@
+"""Calls outside of the worker's thread: on an asyncio loop, or on threads of their own.
+
+A `Calls` belongs to one operator on one worker. It is made where it is used: pickled,
+it is only its description. The worker's thread submits and takes; threads in here run
+the user's function, and wake the shard that asked when something is finished.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+JOIN_TIMEOUT_S = 2.0
+
+Wake = Callable[[], None]
+
+
+class Finished(NamedTuple):
+    """What has become of one call: a result, or an error."""
+
+    ticket: int
+    result: Any
+    error: Exception | None
+
+
+class Calls(Protocol):
+    """Something that runs calls elsewhere; `num_out` are not yet taken back."""
+
+    num_out: int
+
+    def submit(self, desk: Desk, ticket: int, record: Any) -> None:
+        """Start a call."""
+
+    def look(self) -> float | None:
+        """Give up calls that take too long; returns when to look again."""
+
+    def close(self) -> None:
+        """Give up all calls, and end the threads."""
+
+
+class Desk:
+    """Where the finished calls of one shard wait to be taken."""
+
+    def __init__(self, wake: Wake) -> None:
+        self._wake = wake
+        self._finished: deque[Finished] = deque()
+
+    def put(self, finished: Finished) -> None:
+        """Add a finished call, from any thread."""
+        self._finished.append(finished)
+        if len(self._finished) == 1:  # else a wake is under way already
+            self._wake()
+
+    def take(self) -> list[Finished]:
+        """Remove and return what is finished."""
+        return [self._finished.popleft() for _ in range(len(self._finished))]
+
+
+def calls_of(fn: Callable[[Any], Any], limit: int, timeout_s: float | None) -> Calls:
+    """Return what runs `fn`: a coroutine function on a loop, another on threads."""
+    call = getattr(fn, "__call__", None)  # noqa: B004  of an object with async __call__
+    if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(call):
+        return LoopCalls(fn, timeout_s)
+    return ThreadCalls(fn, limit, timeout_s)
+
+
+def _too_late(timeout_s: float | None) -> TimeoutError:
+    return TimeoutError(f"a call took longer than {timeout_s:g} s")
+
+
+class LoopCalls:
+    """Runs coroutines on one asyncio loop, in one thread."""
+
+    def __init__(self, fn: Callable[[Any], Any], timeout_s: float | None) -> None:
+        self.num_out = 0
+        self._fn = fn
+        self._timeout_s = timeout_s
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._running: set[asyncio.Task[None]] = set()  # or they might be collected
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LoopCalls, (self._fn, self._timeout_s)
+
+    def submit(self, desk: Desk, ticket: int, record: Any) -> None:
+        """Start a call."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(
+                target=self._serve, name="timelyml-calls", daemon=True
+            )
+            self._thread.start()
+        self.num_out += 1
+        self._loop.call_soon_threadsafe(self._start, desk, ticket, record)
+
+    def look(self) -> float | None:
+        """Do nothing: the loop minds the time."""
+        return None
+
+    def close(self) -> None:
+        """Cancel all calls and end the loop."""
+        if self._loop is None or self._thread is None:
+            return
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(JOIN_TIMEOUT_S)
+
+    def _serve(self) -> None:
+        assert self._loop is not None  # noqa: S101  for the type checker
+        loop = self._loop
+        asyncio.set_event_loop(loop)
+        loop.run_forever()
+        for task in self._running:
+            task.cancel()
+        if self._running:
+            loop.run_until_complete(
+                asyncio.gather(*self._running, return_exceptions=True)
+            )
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+    def _start(self, desk: Desk, ticket: int, record: Any) -> None:
+        task = asyncio.ensure_future(self._call(desk, ticket, record))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _call(self, desk: Desk, ticket: int, record: Any) -> None:
+        result: Any = None
+        error: Exception | None = None
+        limit = asyncio.timeout(self._timeout_s)
+        try:
+            async with limit:
+                result = await self._fn(record)
+        except TimeoutError as caught:
+            error = _too_late(self._timeout_s) if limit.expired() else caught
+        except Exception as caught:  # noqa: BLE001  the user's function may raise any
+            error = caught
+        desk.put(Finished(ticket, result, error))
+
+
+class _Seat:
+    """One thread of a pool and what it works on."""
+
+    def __init__(self) -> None:
+        self.began = 0.0
+        self.work: tuple[Desk, int] | None = None
+        self.is_given_up = False
+
+
+class ThreadCalls:
+    """Runs plain functions on at most `limit` threads, started as they are needed.
+
+    A call that takes too long cannot be ended: its thread is left to itself, and
+    another takes its place.
+    """
+
+    def __init__(
+        self, fn: Callable[[Any], Any], limit: int, timeout_s: float | None
+    ) -> None:
+        self.num_out = 0
+        self._fn = fn
+        self._limit = limit
+        self._timeout_s = timeout_s
+        self._waiting: queue.SimpleQueue[tuple[Desk, int, Any] | None] = (
+            queue.SimpleQueue()
+        )
+        self._seats: list[_Seat] = []
+        self._lock = threading.Lock()  # between an end and giving up
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ThreadCalls, (self._fn, self._limit, self._timeout_s)
+
+    def submit(self, desk: Desk, ticket: int, record: Any) -> None:
+        """Start a call."""
+        self.num_out += 1
+        self._waiting.put((desk, ticket, record))
+        if len(self._seats) < min(self._limit, self.num_out):
+            self._add_seat()
+
+    def look(self) -> float | None:
+        """Give up calls that take too long; returns the seconds to the next look."""
+        if self._timeout_s is None or not self.num_out:
+            return None
+        now = time.monotonic()
+        for seat in list(self._seats):
+            with self._lock:
+                work = seat.work
+                if work is None or now - seat.began < self._timeout_s:
+                    continue
+                seat.is_given_up = True
+            self._seats.remove(seat)
+            desk, ticket = work
+            desk.put(Finished(ticket, None, _too_late(self._timeout_s)))
+            self._add_seat()
+        return self._timeout_s / 4
+
+    def close(self) -> None:
+        """Start nothing more; threads end with what they are at."""
+        while not self._waiting.empty():
+            self._waiting.get()
+        for _ in self._seats:
+            self._waiting.put(None)
+
+    def _add_seat(self) -> None:
+        seat = _Seat()
+        self._seats.append(seat)
+        name = "timelyml-call"
+        threading.Thread(
+            target=self._serve, args=(seat,), name=name, daemon=True
+        ).start()
+
+    def _serve(self, seat: _Seat) -> None:
+        while not seat.is_given_up:
+            order = self._waiting.get()
+            if order is None:
+                return
+            desk, ticket, record = order
+            seat.began = time.monotonic()
+            seat.work = desk, ticket
+            finished = self._call(ticket, record)
+            with self._lock:
+                seat.work = None
+                if seat.is_given_up:
+                    return
+            desk.put(finished)
+
+    def _call(self, ticket: int, record: Any) -> Finished:
+        try:
+            result = self._fn(record)
+            if inspect.iscoroutine(result):
+                result.close()
+                msg = "the function returned a coroutine; define it with async def"
+                raise TypeError(msg)  # noqa: TRY301  as if the user's function had
+        except Exception as error:  # noqa: BLE001  the user's function may raise any
+            return Finished(ticket, None, error)
+        return Finished(ticket, result, None)
