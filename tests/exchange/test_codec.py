@@ -300,6 +300,17 @@ def test_a_codec_works_on_after_an_error():
     assert shared.decode(body, buffers)[0].shape == (5000,)
 
 
+def test_a_body_says_in_its_last_byte_whether_it_holds_marks():
+    shared = codec()
+    assert [shared.encode(v)[0][-1] for v in (1, (1,), [1], {(): 1}, 1)] == [
+        0,
+        1,
+        0,
+        1,
+        0,
+    ]
+
+
 def test_objects_can_be_pickled_by_value():
     def dumps(value: Any, callback: Any) -> bytes:
         named = ("by value", type(value).__name__)

@@ -80,6 +80,12 @@ def test_shuffled_rows_are_copied_once():
     assert not any(np.shares_memory(part, ids) for _, part in parts)
 
 
+def test_many_rows_keep_their_order_within_a_shard():
+    ids = np.arange(10_000)
+    for _, part in split_by_destination(ids, ids * 7919 % 13, 13):
+        assert np.all(np.diff(part) > 0)
+
+
 def test_a_payload_without_rows_goes_nowhere():
     assert split_by_destination(np.zeros((0, 4)), np.zeros(0), 4) == []
     assert split_by_destination([], [], 4) == []

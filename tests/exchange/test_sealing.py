@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
@@ -31,6 +33,18 @@ def test_an_array_anywhere_in_a_message_becomes_read_only(wrap):
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
 def test_messages_without_arrays_are_left_alone(message):
     seal_message(message)
+
+
+@dataclass(frozen=True)
+class Perhaps:
+    part: Part | None
+
+
+def test_an_array_in_an_optional_part_becomes_read_only():
+    array = np.zeros(2)
+    seal_message(Perhaps(None))
+    seal_message(Perhaps(Part(0, False, array)))
+    assert not array.flags.writeable
 
 
 def test_all_parts_of_all_blocks_are_sealed():

@@ -22,6 +22,7 @@ from timelyml.exchange import (
     Lane,
     LinkFailure,
     ZmqTransport,
+    zmq_transport,
 )
 from timelyml.exchange.frames import Kind, pack_frames
 
@@ -487,10 +488,7 @@ def test_a_link_that_is_broken_is_waited_on_without_spinning(tmp_path):
     with cluster(private(tmp_path)) as (one, two):
         one.send(1, "hello")
         receive(two)
-        for link in two._links.values():
-            link.close(0)  # breaks what `one` hears, without a farewell
-        two._links.clear()
-        two._inbox.close()
+        break_off(two)
         calls = 0
         found = []
         while not found:
@@ -498,7 +496,30 @@ def test_a_link_that_is_broken_is_waited_on_without_spinning(tmp_path):
             found += one.receive()
             calls += 1
         assert calls < 20
-        two._inbox.sockets.clear()
+
+
+def test_a_peer_that_breaks_off_is_reported_after_what_it_had_sent(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(zmq_transport, "GRACE_S", 0.0)
+    monkeypatch.setattr(zmq_transport, "_RECEIVES_PER_CHECK", 1)
+    with cluster(private(tmp_path)) as (one, two):
+        for number in range(2000):
+            two.send(0, number)
+        break_off(two)
+        *numbers, (_, failure) = receive(one, 2001)
+        assert [i.message for i in numbers] == list(range(2000))
+        assert failure == LinkFailure("the connection broke")
+
+
+def break_off(transport):
+    """Close the sockets of a transport without a farewell, but flush them."""
+    for link in transport._links.values():
+        link.close(1000)
+    transport._links.clear()
+    transport._context.term()
+    transport._inbox.close()
+    transport._inbox.sockets.clear()
 
 
 def test_closing_delivers_what_was_sent_before(bind):
