@@ -202,6 +202,50 @@ class Dataflow:
             )
         )
 
+    def bytewax(
+        self,
+        build: Callable[[Callable[[Any], None]], Any],
+        *,
+        processes: int = 1,
+        columns: bool = False,
+        epoch_interval_s: float = 10.0,
+        credit_bytes: int = 8 << 20,
+        placement: Placement | None = None,
+        name: str | None = None,
+    ) -> Stream:
+        """Return a stream of what a Bytewax dataflow sends from processes of its own.
+
+        A record's time is its epoch in Bytewax. What waits stays within
+        `credit_bytes`; beyond it the Bytewax process blocks, and so do its sources.
+
+        Args:
+            build: Called in each Bytewax process with a function `send`: makes a
+                Bytewax dataflow, calls `send(stream)` once, and returns the dataflow.
+            processes: Of the Bytewax cluster; also the shards of the stream.
+            columns: Each item is a block of columns; default: each is a record.
+            epoch_interval_s: Seconds per epoch of Bytewax.
+            credit_bytes: Bytes that may wait between each process and its shard.
+            placement: Which worker holds which shard, and so starts which process.
+            name: Shown in traces and errors.
+
+        Raises:
+            ConfigError: Bytewax is not installed, or an option is out of range.
+            GraphError: `build` cannot be called.
+            ShippingError: `build` cannot be pickled.
+        """
+        return self._stream(
+            io.bytewax(
+                self.builder,
+                build,
+                processes=processes,
+                columns=columns,
+                epoch_interval_s=epoch_interval_s,
+                credit_bytes=credit_bytes,
+                placement=placement,
+                name=name,
+            )
+        )
+
     # Operators of any shape, scopes, loops ---------------------------------------------
 
     def operator(
@@ -1086,6 +1130,47 @@ class Stream:
                 ttl_epochs=ttl_epochs,
                 num_shards=num_shards,
                 name=name,
+            )
+        )
+
+    # JAX -------------------------------------------------------------------------------
+
+    def compute(
+        self,
+        fn: Callable[..., Any],
+        *others: Stream,
+        init: Callable[[int], Any] | None = None,
+        pact: Pact | Sequence[Pact] | None = None,
+        pad: bool = False,
+        name: str = "compute",
+        num_shards: int | None = None,
+        placement: Placement | None = None,
+    ) -> Stream:
+        """Apply a JAX function to all rows of each time, once they are complete.
+
+        Args:
+            fn: From columns of this stream and of `others` to columns; with `init`,
+                from state and columns to state and columns. Jitted once per worker.
+            others: Further arguments of `fn`, from streams of the same scope.
+            init: From the index of a shard to its initial state.
+            pact: How rows find their shard; default: as the streams are routed.
+            pad: Pad rows with zeros to a bucket, so that XLA compiles few shapes.
+            name: Shown in traces and errors; the key of its state.
+            num_shards: Default: that of this stream.
+            placement: Which worker holds which shard.
+        """
+        from timelyml.ml import compute  # noqa: PLC0415  it loads JAX
+
+        return self._with(
+            compute(
+                [self.ref, *map(_ref, others)],
+                fn,
+                init=init,
+                pact=pact,
+                pad=pad,
+                name=name,
+                num_shards=num_shards,
+                placement=placement,
             )
         )
 

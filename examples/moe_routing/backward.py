@@ -300,6 +300,7 @@ def add_head(
     outputs = add_firing_operator(
         results.builder,
         "head",
+        # Ports: 0 results of experts, 1 what went past them, 2 gradients.
         [
             InputSpec(results, Direct()),
             InputSpec(forward, Pipeline(dense=True)),
@@ -322,4 +323,4 @@ def add_head(
 
 def start_head(settings: Settings, update: Update, shard: Any) -> None:
     """Put the head's first weights in place."""
-    shard.state.update(update.fresh(model.init_head(settings)))
+    update.start(shard, model.init_head(settings))

@@ -141,11 +141,11 @@ class Report:
 
 
 def _start_embed(settings: Settings, update: Update, shard: Any) -> None:
-    shard.state.update(update.fresh(model.init_embed(settings)))
+    update.start(shard, model.init_embed(settings))
 
 
 def _start_expert(settings: Settings, update: Update, shard: Any) -> None:
-    shard.state.update(update.fresh(model.init_expert(settings, shard.index)))
+    update.start(shard, model.init_expert(settings, shard.index))
 
 
 def build(settings: Settings, corpus: Corpus, *, steps: int | None = None) -> Graph:
@@ -222,6 +222,7 @@ def add_training(
     rows, forward, routing, embed_gradients, embed_weights, ask = add_firing_operator(
         builder,
         "embed",
+        # Ports: 0 batches, 1 gradients of the last step, 2 to 4 what comes back.
         [
             InputSpec(batches, Pipeline(dense=True)),
             *loops.into_embed(),
@@ -241,6 +242,7 @@ def add_training(
     results, row_gradients, expert_weights = add_firing_operator(
         builder,
         "experts",
+        # Ports: 0 rows, 1 cotangents of their results, 2 who asks for the weights.
         [InputSpec(rows, Direct()), loops.into_experts(), InputSpec(ask, Broadcast())],
         [
             Rule(

@@ -219,7 +219,8 @@ def save_picture(history: History, path: Path) -> Path:
 def bytes_moved(metrics: dict[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
     """Give the bytes sent between workers and within them, by edge of the graph."""
     channels = metrics.get("channels", {})
-    return tuple(
+    between, within = (
         {name: int(channel[figure]) for name, channel in channels.items()}
         for figure in ("bytes_remote", "bytes_local")
     )
+    return between, within

@@ -14,6 +14,7 @@ import optree
 
 from examples.moe_routing import model
 from examples.moe_routing.config import Settings
+from timelyml import Shard
 from timelyml.ml.compiled import Compiled, compiled
 
 
@@ -44,6 +45,11 @@ class Update:
         params = jax.tree.map(jnp.asarray, params)
         adam = model.optimiser(self.settings).init(params)
         return {"params": params, "adam": adam, "version": 0}
+
+    def start(self, shard: Shard, params: Any) -> None:
+        """Put the first state of a shard in place, unless a snapshot did."""
+        if "params" not in shard.state:
+            shard.state.update(self.fresh(params))
 
     def __call__(self, state: dict[str, Any], stacked: Any) -> None:
         """Take over gradients of one step, stacked by producer shard."""

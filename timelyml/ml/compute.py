@@ -104,7 +104,8 @@ class _Start:
     init: Init
 
     def __call__(self, shard: Shard) -> None:
-        shard.state["value"] = self.init(shard.index)
+        if "value" not in shard.state:  # it may be there, from a snapshot
+            shard.state["value"] = self.init(shard.index)
 
 
 @dataclass(frozen=True, slots=True)
