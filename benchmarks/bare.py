@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -44,19 +45,20 @@ class RoundTrips:
 @contextmanager
 def round_trips() -> Iterator[RoundTrips]:
     """Start the echo process and wait until it answers."""
-    with tempfile.TemporaryDirectory() as name, zmq.Context() as context:
-        trips = RoundTrips(context, Path(name))
-        echo = multiprocessing.get_context("spawn").Process(target=_echo, args=(name,))
-        echo.start()
+    with tempfile.TemporaryDirectory() as folder, zmq.Context() as context:
+        trips = RoundTrips(context, Path(folder))
+        command = [sys.executable, "-m", "benchmarks.bare", folder]
+        echo = subprocess.Popen(command, cwd=Path(__file__).parent.parent)
         trips.measure(1)
         try:
             yield trips
         finally:
             trips.close()
-            echo.join()
+            echo.wait()
 
 
-def _echo(folder: str) -> None:
+def echo_until_told(folder: str) -> None:
+    """Be the other process: send everything back, until an empty message comes."""
     with zmq.Context() as context:
         incoming = context.socket(zmq.PULL)
         outgoing = context.socket(zmq.PUSH)
@@ -66,3 +68,7 @@ def _echo(folder: str) -> None:
             outgoing.send(message)
         incoming.close()
         outgoing.close()
+
+
+if __name__ == "__main__":
+    echo_until_told(sys.argv[1])
