@@ -51,6 +51,11 @@ def wait_for(condition):
         pause.wait(0.01)
 
 
+def cluster_threads():
+    """Threads of all clusters, those that other tests share included."""
+    return {each for each in threading.enumerate() if each.name.startswith("timelyml")}
+
+
 def is_alive(process_id):
     try:
         state = (
@@ -82,15 +87,14 @@ def test_tcp_workers_do_the_same_as_ipc_workers():
 def test_nothing_is_left_of_a_closed_cluster(monkeypatch):
     parent = Path(tempfile.mkdtemp())
     monkeypatch.setattr(tempfile, "tempdir", str(parent))
-    before = set(threading.enumerate())
+    before = cluster_threads()
     with Cluster(2) as cluster:
         ids = process_ids(cluster)
         (directory,) = parent.iterdir()
         assert directory.stat().st_mode & 0o777 == 0o700
     parent.rmdir()  # fails unless it is empty
     assert not any(map(is_alive, ids.values()))
-    left = set(threading.enumerate()) - before
-    assert not [thread for thread in left if thread.name.startswith("timelyml")]
+    assert cluster_threads() <= before
 
 
 def test_a_killed_worker_ends_every_run_within_seconds_and_is_replaced(tmp_path):
@@ -204,10 +208,11 @@ def test_a_cluster_started_by_a_thread_outlives_that_thread():
 def test_a_run_with_a_cluster_of_its_own_takes_it_down_when_it_ends():
     flow = Dataflow()
     flow.source([1]).map(lambda x: os.getpid()).collect()
+    before = cluster_threads()
     run = flow.start(workers=2)
     (process_id,) = run.result(TIMEOUT_S)["out"]
     assert not is_alive(process_id)
-    assert not [t for t in threading.enumerate() if t.name.startswith("timelyml")]
+    assert cluster_threads() <= before
 
 
 def test_a_run_whose_handle_was_dropped_goes_on_to_its_end(tmp_path):
@@ -220,11 +225,12 @@ def test_a_run_whose_handle_was_dropped_goes_on_to_its_end(tmp_path):
 
     flow = Dataflow()
     flow.source(data, num_shards=1).sink(lambda shard, delivery: ended.touch())
+    before = cluster_threads()
     flow.start(workers=1)
     gc.collect()
     (tmp_path / "go").touch()
     wait_for(ended.exists)
-    wait_for(lambda: not [t for t in threading.enumerate() if "timelyml" in t.name])
+    wait_for(lambda: cluster_threads() <= before)
 
 
 def test_idle_workers_and_driver_use_hardly_any_cpu():
