@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +27,13 @@ def test_without_a_name_all_benchmarks_are_listed(capsys):
     assert {"latency", "progress_traffic"} <= set(runner.names())
     listed = capsys.readouterr().err
     assert all(name in listed for name in runner.names())
+
+
+def test_every_benchmark_is_described():
+    page = (Path(__file__).parent.parent / "docs" / "benchmarks.md").read_text()
+
+    described = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    assert sorted(described) == runner.names()
 
 
 def test_an_unknown_name_leaves_with_2_and_lists_all(capsys):
