@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from timelyml.io.bytewax_feed import bytewax
 from timelyml.io.bytewax_sinks import write
 from timelyml.io.bytewax_sources import read
 
-__all__ = ["read", "write"]
+__all__ = ["bytewax", "read", "write"]
