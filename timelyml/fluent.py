@@ -759,6 +759,29 @@ class Stream:
             operators.gather(self.ref, shard=shard, num_shards=num_shards, dense=dense)
         )
 
+    def direct(self, *, num_shards: int | None = None, dense: bool = False) -> Stream:
+        """Let the operator that makes this stream name the shard of each block or row.
+
+        It sends with `send_to` or `send_rows`; see docs/custom_operators.md.
+
+        Args:
+            num_shards: Shards of the reader; default: as many as this stream has.
+            dense: See `exchange`.
+
+        >>> import numpy as np
+        >>> def spread(shard, delivery):
+        ...     numbers = delivery.payload
+        ...     shard.output().send_rows(delivery.time, numbers, numbers // 10)
+        >>> flow = Dataflow()
+        >>> sent = flow.source(np.array([25, 3, 27])).unary(spread).direct(num_shards=3)
+        >>> _ = sent.accumulate(0, lambda total, x: total + int(x.sum())).collect()
+        >>> flow.run()["out"]
+        [3, 52]
+        """
+        return self._with(
+            operators.direct(self.ref, num_shards=num_shards, dense=dense)
+        )
+
     def rebalance(self, *, num_shards: int | None = None) -> Stream:
         """Spread the records of each shard evenly over the shards of each reader.
 

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
-from timelyml import PER_WORKER, Dataflow
+from timelyml import PER_WORKER, Dataflow, Pipeline
 from timelyml.errors import GraphError, OperatorError
 from timelyml.exchange import stable_hash
 
@@ -227,3 +227,93 @@ def test_dense_routing_completes_times_by_counting(cluster, route):
         for place in range(8):
             expected[place // 2] += copies * (8 * shard + place)
     assert totals == expected
+
+
+def by_tens(shard, delivery):
+    """Send each number to the shard of its tens."""
+    rows = delivery.payload
+    shard.output().send_rows(delivery.time, rows, np.asarray(rows) // 10)
+
+
+@pytest.mark.parametrize("kind", [list, np.array])
+def test_send_rows_sends_each_row_to_the_shard_named_for_it(cluster, kind):
+    flow = Dataflow()
+    sent = flow.source(kind([25, 3, 41, 27, 8]), num_shards=1).unary(by_tens)
+    sent.direct(num_shards=5).unary(at_shard).collect()
+
+    found = [(s, int(n)) for s, n in cluster.run(flow)["out"]]
+    assert found == [(0, 3), (0, 8), (2, 25), (2, 27), (4, 41)]
+
+
+def test_send_rows_is_one_block_per_shard_that_gets_rows(cluster):
+    def measure(shard, delivery):
+        shard.output().send(delivery.time, [(shard.index, len(delivery.payload))])
+
+    flow = Dataflow()
+    numbers = flow.source(np.array([25, 3, 27]), num_shards=1)
+    numbers.unary(by_tens).direct(num_shards=4).unary(measure).collect()
+
+    assert cluster.run(flow)["out"] == [(0, 1), (2, 2)]
+
+
+def test_send_rows_over_a_dense_edge_brings_every_shard_a_block(cluster):
+    def on_batch(shard, delivery):
+        shard.state[delivery.time] = len(delivery.payload)
+        shard.notify_at(delivery.time)
+
+    def on_notify(shard, time):
+        shard.output().send(time, [(shard.index, shard.state.pop(time))])
+
+    flow = Dataflow(num_shards=1)
+    dense = flow.source(np.array([25, 3, 27]), regular=True)
+    sent = dense.unary(by_tens, pact=Pipeline(dense=True), regular=True)
+    wide = sent.direct(num_shards=4, dense=True)
+    wide.unary_notify(on_batch, on_notify).collect()
+
+    assert cluster.run(flow)["out"] == [(0, 1), (1, 0), (2, 2), (3, 0)]
+
+
+def test_an_operator_knows_among_how_many_shards_it_chooses(cluster):
+    def on_batch(shard, delivery):
+        output = shard.output()
+        output.send_rows(
+            delivery.time,
+            [output.num_target_shards] * output.num_target_shards,
+            range(output.num_target_shards),
+        )
+
+    flow = Dataflow(num_shards=2)
+    sent = flow.source([0]).unary(on_batch).probe()
+    sent.direct(num_shards=6).unary(at_shard).collect()
+
+    assert cluster.run(flow)["out"] == [(shard, 6) for shard in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("destinations", "match"),
+    [
+        ([0, 3], r"shard that does not exist; got 3 at row 1; expected 0 to 2"),
+        ([0, -1], r"shard that does not exist; got -1 at row 1; expected 0 to 2"),
+        ([0], r"destinations do not fit .* shape \(1,\) .* each of 2 rows"),
+        ([0.0, 1.0], r"destinations do not fit .* float64; expected one integer"),
+        (1, r"destinations do not fit .* shape \(\)"),
+    ],
+)
+def test_send_rows_refuses_destinations_that_do_not_fit(cluster, destinations, match):
+    def on_batch(shard, delivery):
+        shard.output().send_rows(delivery.time, delivery.payload, destinations)
+
+    flow = Dataflow(num_shards=1)
+    sent = flow.source([1, 2]).unary(on_batch, name="spread")
+    sent.direct(num_shards=3).collect()
+
+    with pytest.raises(OperatorError, match=f"'spread' failed .*{match}"):
+        cluster.run(flow)
+
+
+def test_a_direct_edge_needs_a_name_with_each_send(cluster):
+    flow = Dataflow(num_shards=2)
+    flow.source([1]).map(lambda n: n, name="nameless").direct().collect()
+
+    with pytest.raises(OperatorError, match=r"'nameless' failed .* send_rows"):
+        cluster.run(flow)

@@ -100,6 +100,22 @@ def gather(
     return _routed("gather", up, Gather(shard, dense=dense), num_shards)
 
 
+def direct(
+    up: StreamLike, *, num_shards: int | None = None, dense: bool = False
+) -> Routed:
+    """Let the operator that makes a stream name the shard of each block or row.
+
+    It sends with `send_to` or `send_rows`; `Output.num_target_shards` is what it can
+    choose from.
+
+    Args:
+        up: Stream of such an operator.
+        num_shards: Shards of the reader; default: as many as `up` has.
+        dense: See `exchange`.
+    """
+    return _routed("direct", up, Direct(dense=dense), num_shards)
+
+
 def concat(*ups: StreamLike, name: str | None = None) -> StreamRef:
     """Join streams of one scope into one; blocks pass as they come.
 

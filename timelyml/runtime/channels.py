@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from timelyml.errors import RoutingError
 from timelyml.exchange import (
     CreditLedger,
@@ -19,13 +22,16 @@ from timelyml.exchange import (
     route,
     size_bytes,
     slice_rows,
+    split_by_destination,
 )
-from timelyml.graph import Broadcast, ChannelSpec, Direct, Gather, Pipeline
+from timelyml.graph import Broadcast, ChannelSpec, Direct, Exchange, Gather, Pipeline
 from timelyml.progress import Timestamp
 from timelyml.runtime.messages import Block, Part
 
 ALL_LOCAL_SHARDS = -1
 Record = Callable[[int, Timestamp, int], None]
+Target = int | npt.NDArray[np.integer[Any]] | None
+"""Whom a send names on a direct edge: one shard, or one for each row."""
 
 
 class Arrival(NamedTuple):
@@ -78,7 +84,7 @@ class OutChannel:
         payload: Any,
         *,
         is_last: bool,
-        target_shard: int | None = None,
+        target: Target = None,
     ) -> None:
         """Route one payload; an empty one crosses dense edges only."""
         sent_at = time if self._summary is None else self._summary.results_in(time)
@@ -88,7 +94,7 @@ class OutChannel:
         if not (self.is_dense or num_records(payload)):
             return
         total = 0
-        for peer, shard, rows in self._route(source_shard, payload, target_shard):
+        for peer, shard, rows in self._route(source_shard, payload, target):
             weight = max(1, num_records(rows))
             total += weight
             size = size_bytes(rows)
@@ -104,8 +110,13 @@ class OutChannel:
         if total:
             self._record(self._target_location, sent_at, total)
 
+    @property
+    def num_direct_shards(self) -> int | None:
+        """Shards among which the sender names one; None if the edge decides."""
+        return len(self._owners) if isinstance(self.spec.pact, Direct) else None
+
     def _route(
-        self, source_shard: int, payload: Any, target_shard: int | None
+        self, source_shard: int, payload: Any, target: Target
     ) -> Iterator[tuple[int, int, Any]]:
         """Yield (worker, target shard, rows); only what has to be sent."""
         pact = self.spec.pact
@@ -117,25 +128,35 @@ class OutChannel:
                 yield worker, ALL_LOCAL_SHARDS, payload
         elif isinstance(pact, Gather):
             yield owners[pact.shard], pact.shard, payload
-        elif isinstance(pact, Direct):
-            yield self._direct(target_shard, payload)
+        elif isinstance(pact, Exchange):
+            yield from self._spread(payload, route(pact, payload, len(owners)))
+        elif isinstance(target, np.ndarray):
+            parts = split_by_destination(payload, target, len(owners))
+            yield from self._spread(payload, parts)
         else:
-            missing = set(range(len(owners))) if pact.dense else set()
-            for shard, rows in route(pact, payload, len(owners)):
-                missing.discard(shard)
-                yield owners[shard], shard, rows
-            for shard in sorted(missing):  # a dense consumer counts on every block
-                yield owners[shard], shard, slice_rows(payload, 0, 0)
+            yield self._direct(target, payload)
 
-    def _direct(self, target_shard: int | None, payload: Any) -> tuple[int, int, Any]:
+    def _spread(
+        self, payload: Any, parts: list[tuple[int, Any]]
+    ) -> Iterator[tuple[int, int, Any]]:
+        """Yield the parts, and empty ones for all others where the edge is dense."""
+        for shard, rows in parts:
+            yield self._owners[shard], shard, rows
+        if self.is_dense:  # a dense consumer counts on every block
+            served = {shard for shard, _ in parts}
+            for shard, worker in enumerate(self._owners):
+                if shard not in served:
+                    yield worker, shard, slice_rows(payload, 0, 0)
+
+    def _direct(self, target: int | None, payload: Any) -> tuple[int, int, Any]:
         num_shards = len(self._owners)
-        if target_shard is None or not 0 <= target_shard < num_shards:
+        if target is None or not 0 <= target < num_shards:
             msg = (
-                f"channel {self.spec.index} has no such shard; got {target_shard!r}; "
-                f"expected 0 to {num_shards - 1}; name it with send_to"
+                f"channel {self.spec.index} has no such shard; got {target!r}; "
+                f"expected 0 to {num_shards - 1}; name shards with send_to or send_rows"
             )
-            raise RoutingError(msg, shard=target_shard, num_shards=num_shards)
-        return self._owners[target_shard], target_shard, payload
+            raise RoutingError(msg, shard=target, num_shards=num_shards)
+        return self._owners[target], target, payload
 
 
 class Outbox:

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import numpy as np
+
 from timelyml.errors import CapabilityError
 from timelyml.exchange import as_payload, seal
 from timelyml.progress import Capability, Frontier, Timestamp
@@ -106,6 +108,8 @@ class Output:
     def send_to(self, time: Timestamp, shard: int, payload: Any) -> None:
         """Send to one shard of the receiver, over an edge with a `Direct` pact.
 
+        Readers over other edges get it as well, by the pact of theirs.
+
         Raises:
             CapabilityError: Nothing justifies a send at `time`.
             RoutingError: The receiver has no such shard.
@@ -113,7 +117,48 @@ class Output:
         self._check(time)
         sealed = seal(as_payload(payload))
         for channel in self._channels:
-            channel.push(self._shard, time, sealed, is_last=True, target_shard=shard)
+            channel.push(self._shard, time, sealed, is_last=True, target=shard)
+
+    def send_rows(
+        self,
+        time: Timestamp,
+        payload: Any,
+        destinations: Any,
+        *,
+        is_last: bool = True,
+    ) -> None:
+        """Send each row to the shard that is named for it, over a `Direct` edge.
+
+        Only shards that get rows get anything, in one block each, with their rows in
+        order. Rows that already stand in the order of shards are not copied. Readers
+        over other edges get all rows, by the pact of theirs.
+
+        Args:
+            time: See `send`.
+            payload: See `send`.
+            destinations: One shard of the receiver for each row, as integers.
+            is_last: See `send`; a dense edge brings the other shards an empty block.
+
+        Raises:
+            CapabilityError: Nothing justifies a send at `time`.
+            PayloadError: The payload is neither records nor columns.
+            RoutingError: The receiver has no such shard, or there is not one
+                destination for each row.
+        """
+        self._check(time)
+        sealed = seal(as_payload(payload))
+        shards = np.asarray(destinations)
+        for channel in self._channels:
+            channel.push(self._shard, time, sealed, is_last=is_last, target=shards)
+
+    @property
+    def num_target_shards(self) -> int:
+        """Shards that `send_to` and `send_rows` can name: those of the `Direct` reader.
+
+        Of several such readers, the fewest; of none, this operator's own.
+        """
+        counts = [channel.num_direct_shards for channel in self._channels]
+        return min(filter(None, counts), default=self._host.num_shards)
 
     def _check(self, time: Timestamp) -> None:
         if not self._host.may_send(self._index, time):
