@@ -15,6 +15,7 @@ from timelyml.graph import (
     Pipeline,
     RoundRobin,
 )
+from timelyml.operators import Diverted, FailedRecord, Session, Sliding, Tumbling
 from timelyml.progress import Summary, Timestamp
 from timelyml.runtime.cluster import Cluster
 from timelyml.runtime.config import RunConfig
@@ -33,7 +34,9 @@ __all__ = [
     "Dataflow",
     "Delivery",
     "Direct",
+    "Diverted",
     "Exchange",
+    "FailedRecord",
     "Gather",
     "InputHandle",
     "Logic",
@@ -45,9 +48,12 @@ __all__ = [
     "RoundRobin",
     "Run",
     "RunConfig",
+    "Session",
     "Shard",
+    "Sliding",
     "Stream",
     "Summary",
     "TimelyError",
     "Timestamp",
+    "Tumbling",
 ]

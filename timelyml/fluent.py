@@ -34,6 +34,7 @@ from timelyml.operators import (
     OperatorBuilder,
     OperatorOptions,
     StreamLike,
+    Windowed,
 )
 from timelyml.operators.aggregates import Spec
 from timelyml.operators.generic import OnBatch, OnFrontier, OnNotify
@@ -41,6 +42,7 @@ from timelyml.operators.join import How
 from timelyml.operators.operator_builder import Effects
 from timelyml.operators.records import Sure
 from timelyml.operators.state_machine import Step
+from timelyml.operators.windows import Windows
 from timelyml.progress import Summary, Timestamp
 from timelyml.runtime.cluster import Cluster, run_graph, start_graph
 from timelyml.runtime.operator import Logic
@@ -889,6 +891,55 @@ class Stream:
         return self._with(
             operators.delay(self.ref, until, by_batch=by_batch, name=name)
         )
+
+    def window(
+        self,
+        windows: Windows,
+        event_time: Key,
+        *,
+        key: Key | None = None,
+        value: Callable[[Any], Any] | None = None,
+        combine: Callable[[Any, Any], Any] | None = None,
+        allowed_lateness: Any = None,
+        num_shards: int | None = None,
+        name: str | None = None,
+    ) -> Windowed[Stream]:
+        """Send `(key, (start, end), value)` for each key and window of event time.
+
+        Args:
+            windows: `Tumbling`, `Sliding` or `Session`.
+            event_time: From one record to its moment, or the name of a field: numbers,
+                or datetimes.
+            key: From one record to its key, or the name of a field. Default: records
+                are pairs `(key, value)`.
+            value: From one record to its value. Default: the record, or the pair's
+                value.
+            combine: From two values to one; associative. Default: a window's value is
+                the list of values.
+            allowed_lateness: How long to wait for records that are out of order.
+            num_shards: Shards that share the keys; default: as many as this stream has.
+            name: See the class.
+
+        >>> from timelyml import Tumbling
+        >>> flow = Dataflow()
+        >>> events = flow.source([("a", 3), ("a", 8), ("b", 12), ("a", 14)])
+        >>> results, late = events.window(Tumbling(10), lambda pair: pair[1])
+        >>> _ = results.collect()
+        >>> flow.run()["out"]
+        [('a', (0, 10), [3, 8]), ('b', (10, 20), [12]), ('a', (10, 20), [14])]
+        """
+        results, late = operators.window(
+            self.ref,
+            windows,
+            event_time,
+            key=key,
+            value=value,
+            combine=combine,
+            allowed_lateness=allowed_lateness,
+            num_shards=num_shards,
+            name=name,
+        )
+        return Windowed(self._with(results), self._with(late))
 
     # Aggregation -----------------------------------------------------------------------
 

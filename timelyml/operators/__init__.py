@@ -50,6 +50,8 @@ from timelyml.operators.routing import (
 )
 from timelyml.operators.sources import source
 from timelyml.operators.state_machine import state_machine
+from timelyml.operators.window import Windowed, window
+from timelyml.operators.windows import Session, Sliding, Tumbling
 
 __all__ = [
     "Branches",
@@ -60,7 +62,11 @@ __all__ = [
     "OperatorBuilder",
     "OperatorOptions",
     "Routed",
+    "Session",
+    "Sliding",
     "StreamLike",
+    "Tumbling",
+    "Windowed",
     "accumulate",
     "add_operator",
     "aggregate",
@@ -106,4 +112,5 @@ __all__ = [
     "unary",
     "unary_frontier",
     "unary_notify",
+    "window",
 ]
