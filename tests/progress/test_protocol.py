@@ -180,11 +180,11 @@ def test_an_accumulator_merges_only_prefixes() -> None:
     accumulator = ProgressAccumulator(generation=1)
     tracker = chain(num_workers=2)
     accumulator.accept(ProgressBatch(1, 0, 1, ((0, 0, -1),)))
-    assert accumulator.take(tracker, force=True) is None
+    assert accumulator.settle(tracker, force=True) == ([], None)
     assert not accumulator.is_empty
     accumulator.accept(ProgressBatch(1, 1, 0, ((0, 0, -1), (1, 0, 4))))
     accumulator.accept(ProgressBatch(1, 0, 0, ((1, 0, -4), (1, 7, 1))))
-    batch = accumulator.take(tracker)
+    _, batch = accumulator.settle(tracker)
     assert batch is not None
     assert (batch.sender, batch.sequence) == (-1, 0)
     assert set(batch.changes) == {(0, 0, -2), (1, 7, 1)}
@@ -195,13 +195,26 @@ def test_an_accumulator_holds_what_cannot_move_a_frontier() -> None:
     accumulator = ProgressAccumulator(generation=1)
     tracker = chain()
     accumulator.accept(ProgressBatch(1, 0, 0, ((1, 5, 1),)))
-    assert accumulator.take(tracker) is None
+    assert accumulator.settle(tracker) == ([], None)
     accumulator.accept(ProgressBatch(1, 1, 0, ((0, 0, -1),)))
-    batch = accumulator.take(tracker)
+    moved, batch = accumulator.settle(tracker)
+    assert moved == [(0, 0, -1), (1, 0, -1), (1, 5, 1)]
     assert batch is not None
     assert set(batch.changes) == {(1, 5, 1), (0, 0, -1)}
     accumulator.accept(ProgressBatch(1, 0, 1, ((1, 5, -1),)))
-    apply(tracker, batch)
-    second = accumulator.take(tracker)
+    moved, second = accumulator.settle(tracker)
+    assert moved == [(1, 5, -1)]
     assert second is not None
     assert second.sequence == 1
+
+
+def test_an_accumulator_waits_for_the_last_worker_that_holds_a_frontier() -> None:
+    accumulator = ProgressAccumulator(generation=1)
+    tracker = chain(num_workers=3)
+    for worker in range(2):
+        accumulator.accept(ProgressBatch(1, worker, 0, ((0, 0, -1), (0, 1, 1))))
+        assert accumulator.settle(tracker) == ([], None)
+    accumulator.accept(ProgressBatch(1, 2, 0, ((0, 0, -1), (0, 1, 1))))
+    _, batch = accumulator.settle(tracker)
+    assert batch is not None
+    assert set(batch.changes) == {(0, 0, -3), (0, 1, 3)}

@@ -212,12 +212,10 @@ class World:
     def publish_sum(self, *, force: bool = False) -> bool:
         if self.accumulator is None:
             return False
-        batch = self.accumulator.take(self.controller_tracker, force=force)
+        _, batch = self.accumulator.settle(self.controller_tracker, force=force)
         if batch is None:
             return False
         self.publish(batch)
-        self.controller_tracker.update_many(batch.changes)
-        self.controller_tracker.propagate()
         return True
 
     def step(self, rng: random.Random, keep: float) -> None:

@@ -174,14 +174,16 @@ class ProgressInbox:
 class ProgressAccumulator:
     """The controller's part in accumulator mode: sums whole batches, then sends.
 
-    What it merged is always a prefix of each sender's sequence.
+    What it merged is always a prefix of each sender's sequence. It sends once its own
+    tracker saw a frontier move: one worker's share of a move is of no use to others.
     """
 
-    __slots__ = ("_inbox", "_log")
+    __slots__ = ("_fresh", "_inbox", "_log")
 
     def __init__(self, generation: int, sender: int = -1) -> None:
         self._inbox = ProgressInbox(generation)
         self._log = ProgressLog(sender, generation)
+        self._fresh: list[Change] = []  # merged, not yet in the tracker
 
     def accept(self, batch: ProgressBatch) -> None:
         """Merge `batch` and those it was missing for; an early one is kept.
@@ -191,19 +193,34 @@ class ProgressAccumulator:
                 another generation.
         """
         for ready in self._inbox.accept(batch):
-            self._log.record_many(ready.changes)
+            self._fresh += ready.changes
 
-    def take(self, tracker: Tracker, *, force: bool = False) -> ProgressBatch | None:
-        """Return everything merged as the next batch, or None if it is to stay.
+    def settle(
+        self, tracker: Tracker, *, force: bool = False
+    ) -> tuple[list[Change], ProgressBatch | None]:
+        """Bring the controller's `tracker` up to date, and say what to send.
 
-        The batch goes to every worker, and to the controller's own `tracker`.
+        Args:
+            tracker: The controller's own; nobody else updates it.
+            force: Send even if no frontier moved.
+
+        Returns:
+            The changes of its frontiers, and the next batch for every worker: all
+            that was merged and not sent, or None if it is to stay.
         """
-        return self._log.take(tracker, force=force)
+        fresh, self._fresh = self._fresh, []
+        self._log.record_many(fresh)
+        tracker.update_many(fresh)
+        moved = tracker.propagate()
+        if not (moved or force):
+            return moved, None
+        return moved, self._log.take(tracker, force=True)
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is merged and unsent, nor kept because it came early."""
-        return self._log.is_empty and not self._inbox.num_early
+        is_sent = self._log.is_empty and not self._fresh
+        return is_sent and not self._inbox.num_early
 
 
 def _refusal(batch: ProgressBatch, got: str, expected: str) -> ProgressProtocolError:

@@ -1,8 +1,8 @@
 """The controller's side of progress: its tracker, and the accumulator.
 
 In broadcast mode the controller only watches what workers say to each other. In
-accumulator mode it merges their batches, and everybody, itself included, applies
-what it sends out.
+accumulator mode it merges their batches, and sends the sum to all of them once a
+frontier moved.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from timelyml.progress import (
 from timelyml.runtime.build import initial_counts
 from timelyml.runtime.config import INPUT_KIND, PROBE_KIND, ProgressMode
 from timelyml.runtime.effects import Effect, FrontierMoved, OldestEpochs, Send
+from timelyml.runtime.epochs import ends_reached
 from timelyml.runtime.messages import ProgressMessage
 
 
@@ -43,7 +44,7 @@ class ControllerProgress:
             if spec.kind == PROBE_KIND
         }
         self._ends_of_inputs = {
-            spec.index: _ends_reached(graph, spec.index)
+            spec.index: ends_reached(graph, spec.index)
             for spec in graph.operators
             if spec.kind == INPUT_KIND
         }
@@ -69,14 +70,12 @@ class ControllerProgress:
             for batch in ready:
                 self.tracker.update_many(batch.changes)
             moved.update(change[0] for change in self.tracker.propagate())
-        while self._accumulator is not None:
-            merged = self._accumulator.take(self.tracker)
-            if merged is None:
-                break
-            message = ProgressMessage(merged)
-            effects += [Send(worker, message) for worker in range(self._num_workers)]
-            self.tracker.update_many(merged.changes)
-            moved.update(change[0] for change in self.tracker.propagate())
+        if self._accumulator is not None:
+            changes, merged = self._accumulator.settle(self.tracker)
+            moved.update(change[0] for change in changes)
+            if merged is not None:
+                message = ProgressMessage(merged)
+                effects += [Send(w, message) for w in range(self._num_workers)]
         return effects + self._observed(moved)
 
     def oldest_epochs(self) -> dict[int, int | None]:
@@ -104,21 +103,3 @@ class ControllerProgress:
         if moved & self._watched_ends:
             effects.append(OldestEpochs(self.oldest_epochs()))
         return effects
-
-
-def _ends_reached(graph: Graph, operator: int) -> frozenset[int]:
-    """The inputs at the graph's ends that an operator leads to."""
-    reached: set[int] = set()
-    fresh = [operator]
-    while fresh:
-        spec = graph.operators[fresh.pop()]
-        for port in range(spec.num_outputs):
-            for channel in graph.channels_from(spec.index, port):
-                if channel.target.operator not in reached:
-                    reached.add(channel.target.operator)
-                    fresh.append(channel.target.operator)
-    return frozenset(
-        location
-        for location in graph.terminal_inputs()
-        if graph.port_of(location).operator in reached
-    )

@@ -18,7 +18,11 @@ class EpochGate:
     def __init__(self, graph: Graph, tracker: Tracker, max_ahead: int) -> None:
         self._tracker = tracker
         self._max_ahead = max_ahead
-        self._terminals = _terminals_by_source(graph)
+        self._ends = {
+            spec.index: ends_reached(graph, spec.index)
+            for spec in graph.operators
+            if spec.is_source
+        }
         self._outputs = {
             graph.location_of_output(spec.index, port)
             for spec in graph.operators
@@ -36,7 +40,7 @@ class EpochGate:
         """Whether a source may open `epoch`; if not, it is remembered as waiting."""
         open_epochs = [
             epoch_of(time)
-            for location in self._terminals.get(operator, ())
+            for location in self._ends.get(operator, ())
             for time in self._tracker.frontier(location).elements
         ]
         has_credit = epoch - min(open_epochs, default=epoch) < self._max_ahead
@@ -74,25 +78,19 @@ class EpochGate:
         self._paused_at = epoch
 
 
-def _terminals_by_source(graph: Graph) -> dict[int, tuple[int, ...]]:
-    """By source operator: the inputs at the graph's ends that it leads to."""
-    successors: dict[int, set[int]] = {}
-    for channel in graph.channels:
-        source, target = channel.source.operator, channel.target.operator
-        successors.setdefault(source, set()).add(target)
-    ends = [
-        (location, graph.port_of(location).operator)
+def ends_reached(graph: Graph, operator: int) -> frozenset[int]:
+    """Return the inputs at the graph's ends that an operator leads to."""
+    reached: set[int] = set()
+    fresh = [operator]
+    while fresh:
+        spec = graph.operators[fresh.pop()]
+        for port in range(spec.num_outputs):
+            for channel in graph.channels_from(spec.index, port):
+                if channel.target.operator not in reached:
+                    reached.add(channel.target.operator)
+                    fresh.append(channel.target.operator)
+    return frozenset(
+        location
         for location in graph.terminal_inputs()
-    ]
-    terminals: dict[int, tuple[int, ...]] = {}
-    for spec in graph.operators:
-        if not spec.is_source:
-            continue
-        reached: set[int] = set()
-        fresh = [spec.index]
-        while fresh:
-            found = successors.get(fresh.pop(), set()) - reached
-            reached |= found
-            fresh.extend(found)
-        terminals[spec.index] = tuple(loc for loc, owner in ends if owner in reached)
-    return terminals
+        if graph.port_of(location).operator in reached
+    )
