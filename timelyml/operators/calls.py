@@ -7,7 +7,6 @@ the user's function, and wake the shard that asked when something is finished.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import queue
 import threading
@@ -16,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-JOIN_TIMEOUT_S = 2.0
+from timelyml.operators.loop_thread import LoopThread
 
 Wake = Callable[[], None]
 
@@ -75,29 +74,21 @@ def _too_late(timeout_s: float | None) -> TimeoutError:
 
 
 class LoopCalls:
-    """Runs coroutines on one asyncio loop, in one thread."""
+    """Runs coroutines on an asyncio loop."""
 
     def __init__(self, fn: Callable[[Any], Any], timeout_s: float | None) -> None:
         self.num_out = 0
         self._fn = fn
         self._timeout_s = timeout_s
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._running: set[asyncio.Task[None]] = set()  # or they might be collected
+        self._loop = LoopThread()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LoopCalls, (self._fn, self._timeout_s)
 
     def submit(self, desk: Desk, ticket: int, record: Any) -> None:
         """Start a call."""
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(
-                target=self._serve, name="timelyml-calls", daemon=True
-            )
-            self._thread.start()
         self.num_out += 1
-        self._loop.call_soon_threadsafe(self._start, desk, ticket, record)
+        self._loop.start(lambda: self._call(desk, ticket, record))
 
     def look(self) -> float | None:
         """Do nothing: the loop minds the time."""
@@ -105,31 +96,11 @@ class LoopCalls:
 
     def close(self) -> None:
         """Cancel all calls and end the loop."""
-        if self._loop is None or self._thread is None:
-            return
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(JOIN_TIMEOUT_S)
-
-    def _serve(self) -> None:
-        assert self._loop is not None  # noqa: S101  for the type checker
-        loop = self._loop
-        asyncio.set_event_loop(loop)
-        loop.run_forever()
-        for task in self._running:
-            task.cancel()
-        if self._running:
-            loop.run_until_complete(
-                asyncio.gather(*self._running, return_exceptions=True)
-            )
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()
-
-    def _start(self, desk: Desk, ticket: int, record: Any) -> None:
-        task = asyncio.ensure_future(self._call(desk, ticket, record))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self._loop.close()
 
     async def _call(self, desk: Desk, ticket: int, record: Any) -> None:
+        import asyncio  # noqa: PLC0415  loaded by the loop already
+
         result: Any = None
         error: Exception | None = None
         limit = asyncio.timeout(self._timeout_s)

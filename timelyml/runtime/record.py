@@ -197,6 +197,21 @@ class RunRecord:
             batches = self._batches.get(name)
             return None if batches is None else list(batches)
 
+    def take_batches(
+        self, name: str, start: int, *, keep: bool
+    ) -> list[tuple[Timestamp, int, Any]]:
+        """Return what was collected from batch `start` on; forget it, if asked to."""
+        with self.changed:
+            batches = self._batches.get(name, [])
+            found = batches[start:]
+            if not keep:
+                del batches[start:]
+            return found
+
+    def num_batches(self, name: str) -> int:
+        """Return how many batches are held of `name`; takes no lock."""
+        return len(self._batches.get(name, ()))
+
     @property
     def collected_names(self) -> list[str]:
         """Names under which something is, or will be, collected."""

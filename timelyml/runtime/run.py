@@ -22,6 +22,7 @@ from timelyml.runtime.inputs import InputHandle, Probe
 from timelyml.runtime.metrics import merge_metrics
 from timelyml.runtime.record import RunRecord
 from timelyml.runtime.result import Result
+from timelyml.runtime.results import Results
 from timelyml.runtime.run_state import RunState
 from timelyml.runtime.signals import Interrupts
 from timelyml.runtime.stall import StallReport
@@ -125,10 +126,27 @@ class Run:
         """Return (time, payload) collected so far under `name`: whole times only."""
         found = self.record.batches(name)
         if found is None:
-            names = ", ".join(map(repr, self.record.collected_names)) or "none"
-            msg = f"nothing is collected under {name!r}; expected one of {names}"
-            raise KeyError(msg)
+            raise KeyError(self._nothing_collected(name))
         return [(time, payload) for time, _, payload in found]
+
+    def results(self, name: str, *, keep: bool = True) -> Results:
+        """Return an iterator of (time, payload) collected under `name`, as they come.
+
+        Whole times only, in order; it waits for the next one, and ends with the run.
+        `async for` takes it too.
+
+        Args:
+            name: What was given to `collect`.
+            keep: False forgets what was given out, so that an endless run needs no
+                more memory; the result then lacks it.
+
+        Raises:
+            KeyError: Nothing is collected under that name.
+            TimelyError: The run failed; raised after its last complete time.
+        """
+        if name not in self.record.collected_names:
+            raise KeyError(self._nothing_collected(name))
+        return Results(self, name, keep=keep)
 
     # Ending --------------------------------------------------------------------------
 
@@ -268,6 +286,10 @@ class Run:
             )
             raise GraphError(msg, name=name, kind=kind)
         return graph.operator_named(name)
+
+    def _nothing_collected(self, name: str) -> str:
+        names = ", ".join(map(repr, self.record.collected_names)) or "none"
+        return f"nothing is collected under {name!r}; expected one of {names}"
 
     def _close_inputs(self) -> None:
         for handle in list(self._inputs.values()):
