@@ -23,8 +23,9 @@ from timelyml.runtime.simulation.rules import (
     Emission,
     Kind,
     Rule,
+    carried,
     complete,
-    due,
+    dues,
     react,
 )
 from timelyml.runtime.simulation.trace import (
@@ -48,6 +49,15 @@ class Style(Enum):
     NOTIFY = "when notified of the time"
 
 
+class Moves(Enum):
+    """How a right to send gets from where it arises to where it is needed."""
+
+    NOT = "it arises there"
+    DELAYED = "another one is made for later, and the first released"
+    CLONED = "it is cloned, and used for later"
+    DOWNGRADED = "it is given up for one later"
+
+
 @dataclass(frozen=True, slots=True)
 class Behaviour:
     """One operator of a random graph: a rule and a way to follow it.
@@ -64,6 +74,7 @@ class Behaviour:
         lag: HELD waits until this many more epochs are complete.
         delay_s: Of TIMER.
         lingers: Whether TIMER releases a capability only later than it sends.
+        moves: Of TIMER and HELD: what becomes of their capabilities.
         direct: Whom it sends to, where it names shards itself.
         in_order: As of `Logic`.
         is_failing: Whether it raises on its first record.
@@ -80,6 +91,7 @@ class Behaviour:
     lag: int = 0
     delay_s: float = 0.001
     lingers: bool = False
+    moves: Moves = Moves.NOT
     direct: DirectBy | None = None
     in_order: bool = False
     is_failing: bool = False
@@ -131,13 +143,13 @@ class Behaviour:
         held = shard.state.get("held")
         if not held:
             return
-        (output, capability), limit, records = held[0]
+        (output, capability, at), limit, records = held[0]
         if self.lingers and records:  # the right to send outlives what it was for
-            self.send(shard, output, as_time(capability.time), records, True)
-            held[0] = ((output, capability), limit, [])
+            self.send(shard, output, at, records, True)
+            held[0] = ((output, capability, at), limit, [])
         else:
             held.pop(0)
-            self._send_held(shard, (output, capability), records)
+            self._send_held(shard, (output, capability, at), records)
         if held:
             shard.activate_after(self.delay_s)
 
@@ -172,11 +184,12 @@ class Behaviour:
     def _stash(
         self, shard: Any, port: int, time: Time, records: tuple[int, ...]
     ) -> None:
-        at = due(self.rule, time) if self.rule.is_folding else time
         stash = shard.state.setdefault("stash", {})
-        stash.setdefault(at, {}).setdefault(port, []).extend((time, r) for r in records)
-        if port in self.told_ports:
-            self._ask(shard, port, at)
+        for at in dues(self.rule, time):
+            known = stash.setdefault(at, {}).setdefault(port, [])
+            known.extend((time, record) for record in records)
+            if port in self.told_ports:
+                self._ask(shard, port, at)
 
     def _ask(self, shard: Any, port: int, at: Time) -> None:
         ports = None if self.all_ports else (port,)
@@ -204,7 +217,14 @@ class Behaviour:
         trace.append(Told(self.operator, shard.index, time, ports))
         by_port = shard.state.get("stash", {}).get(time, {})
         stash = {port: by_port.pop(port) for port in ports if port in by_port}
-        yield from self._send(shard, self.answers(time, stash), at=time)
+        emissions = self.answers(time, stash)
+        yield from self._send(shard, emissions, at=time)
+        more = carried(self.rule, time, emissions)
+        if more is not None:
+            at, rows = more
+            known = shard.state["stash"].setdefault(at, {}).setdefault(0, [])
+            known.extend((time, row) for row in rows)
+            self._ask(shard, 0, at)
         if self.rule.kind is Kind.SINK:
             records = [record for port in stash for _, record in stash[port]]
             if records:
@@ -271,20 +291,35 @@ class Behaviour:
             groups.setdefault((output, at), []).append(record)
         limit = as_timestamp((time[0] + self.lag, *time[1:]))
         for (output, at), records in groups.items():
-            capability = shard.retain(as_timestamp(at), output)
-            trace_of(shard).append(Held(self.operator, output, at, 1))
-            entry = ((output, capability), limit, records)
+            capability = shard.retain(as_timestamp(self._held_at(time, at)), output)
+            if self.moves is Moves.DELAYED:
+                with capability:
+                    capability = capability.delayed(as_timestamp(at))
+            elif self.moves is Moves.CLONED:
+                with capability:
+                    capability = capability.clone()
+            held_at = as_time(capability.time)
+            trace_of(shard).append(Held(self.operator, output, held_at, 1))
+            entry = ((output, capability, at), limit, records)
             shard.state.setdefault("held", []).append(entry)
         if groups and self.style is Style.TIMER:
             shard.activate_after(self.delay_s)
 
-    def _send_held(self, shard: Any, held: tuple[int, Any], records: list[int]) -> None:
-        output, capability = held
-        time = as_time(capability.time)
+    def _held_at(self, time: Time, at: Time) -> Time:
+        """At what time to hold the right to send at `at`, after `time` came in."""
+        return at if self.moves is Moves.NOT else self.rule.stamped(time)
+
+    def _send_held(
+        self, shard: Any, held: tuple[int, Any, Time], records: list[int]
+    ) -> None:
+        output, capability, at = held
+        trace, held_at = trace_of(shard), as_time(capability.time)
+        if self.moves is Moves.DOWNGRADED:
+            capability.downgrade(as_timestamp(at))
         if records:
-            self.send(shard, output, time, records, True)
+            self.send(shard, output, at, records, True)
         capability.release()
-        trace_of(shard).append(Held(self.operator, output, time, -1))
+        trace.append(Held(self.operator, output, held_at, -1))
 
     def _payload(self, records: list[int]) -> Any:
         return np.array(records, np.int64) if self.is_columns else records

@@ -25,7 +25,7 @@ from timelyml.graph import (
     StreamRef,
 )
 from timelyml.runtime.run_state import COLLECT_TAG
-from timelyml.runtime.simulation.behaviour import Behaviour, Style
+from timelyml.runtime.simulation.behaviour import Behaviour, Moves, Style
 from timelyml.runtime.simulation.plan import GraphPlan
 from timelyml.runtime.simulation.reference import Reference, TooMuchError
 from timelyml.runtime.simulation.routes import DirectBy, KeyBy, RouteBy
@@ -237,6 +237,8 @@ class _Generator:
             level=level,
             share=rng.choice((0, 1, 2, 3)),
             ahead=tuple(ahead),
+            spread=rng.choice((1, 1, 1, 2, 3)),
+            carry_until=rng.choice((0, 0, 4, 6)) if kind is Kind.FOLD else 0,
             is_advancing=may_advance and num_inputs == 1 and rng.random() < 0.1,
         )
 
@@ -252,7 +254,7 @@ class _Generator:
         is_regular = rule.kind is Kind.FOLD and bool(dense) and rng.random() < 0.7
         if rule.is_folding and any(spec.pact.dense for spec in specs):
             # A dense input tells of a time alone, not of those before it.
-            rule = replace(rule, ahead=(0,) * (rule.depth + 1))
+            rule = replace(rule, ahead=(0,) * (rule.depth + 1), spread=1, carry_until=0)
         if is_regular:
             rule = replace(rule, is_advancing=False)
         behaviour = self._behaviour(rule, dense if is_regular else None)
@@ -307,7 +309,8 @@ class _Generator:
             all_ports=rule.kind is not Kind.PAIR or rng.random() < 0.5,
             chunk=rng.choice((0, 0, 1, 2)),
             lag=lag,
-            delay_s=rng.choice((0.0001, 0.003, 0.05)),
+            delay_s=rng.choice((0.0, 0.0001, 0.003, 0.05)),
+            moves=rng.choice(tuple(Moves)),
             lingers=rng.random() < 0.5,
             direct=direct,
             in_order=rng.random() < 0.2,

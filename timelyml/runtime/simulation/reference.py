@@ -14,7 +14,7 @@ from timelyml.graph import Graph
 from timelyml.runtime.simulation.behaviour import Behaviour, Style
 from timelyml.runtime.simulation.closure import Closure, Time, moved
 from timelyml.runtime.simulation.routes import parts_of
-from timelyml.runtime.simulation.rules import Emission, due, react
+from timelyml.runtime.simulation.rules import Emission, carried, dues, react
 from timelyml.runtime.simulation.sources import Source
 from timelyml.runtime.simulation.trace import Sent
 
@@ -105,11 +105,22 @@ class Reference:
             emissions = [e for r in records for e in react(rule, port, time, r)]
             self._emit(behaviour, shard, emissions)
             return
-        at = due(rule, time) if rule.is_folding else time
+        for at in dues(rule, time):
+            self._keep(behaviour, shard, port, at, [(time, r) for r in records])
+
+    def _keep(
+        self,
+        behaviour: Behaviour,
+        shard: int,
+        port: int,
+        at: Time,
+        items: list[tuple[Time, int]],
+    ) -> None:
+        operator = behaviour.operator
         stash = self._stash.setdefault((operator, shard, at), {})
-        stash.setdefault(port, []).extend((time, record) for record in records)
+        stash.setdefault(port, []).extend(items)
         if port in behaviour.told_ports:
-            every = tuple(range(rule.num_inputs))
+            every = tuple(range(behaviour.rule.num_inputs))
             ports = every if behaviour.all_ports else (port,)
             self._asks.setdefault((operator, at, ports), set()).add(shard)
 
@@ -122,6 +133,10 @@ class Reference:
         stash = self._stash.get((operator, shard, time), {})
         taken = {port: stash.pop(port) for port in ports if port in stash}
         emissions = behaviour.answers(time, taken)
+        more = carried(behaviour.rule, time, emissions)
+        if more is not None:
+            at, carry = more
+            self._keep(behaviour, shard, 0, at, [(time, row) for row in carry])
         if behaviour.is_regular:
             outputs = range(behaviour.rule.num_outputs)
             for output in outputs:

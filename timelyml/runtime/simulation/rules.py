@@ -53,6 +53,8 @@ class Rule:
         level: Which countdown REFRESH and SWITCH work on: 1 outer, 2 inner.
         share: FILTER keeps about `share` of 4 records, FOLD with 0 keeps all.
         ahead: Added to the time at which FOLD is due, or by which DELAY delays.
+        spread: FOLD counts what it receives for so many epochs, from the due one on.
+        carry_until: FOLD passes its result on to the next epoch, before this one.
         is_advancing: Whether the operator declares that it advances time by one.
         num_epochs: Of a source.
         batch_records: At most so many records a batch of a source.
@@ -66,6 +68,8 @@ class Rule:
     level: int = 1
     share: int = 1
     ahead: Time = (0,)
+    spread: int = 1
+    carry_until: int = 0
     is_advancing: bool = False
     num_epochs: int = 0
     batch_records: int = 3
@@ -172,9 +176,22 @@ def react(rule: Rule, port: int, time: Time, record: int) -> list[Emission]:
     return emissions
 
 
-def due(rule: Rule, time: Time) -> Time:
-    """Return the time whose completion a folding rule waits for."""
-    return tuple(x + y for x, y in zip(time, rule.ahead, strict=True))
+def dues(rule: Rule, time: Time) -> list[Time]:
+    """Return the times whose completion a rule that waits is to be told of."""
+    if not rule.is_folding:
+        return [time]
+    first = tuple(x + y for x, y in zip(time, rule.ahead, strict=True))
+    return [(first[0] + later, *first[1:]) for later in range(rule.spread)]
+
+
+def carried(
+    rule: Rule, time: Time, emissions: Sequence[Emission]
+) -> tuple[Time, list[int]] | None:
+    """Return the next time that a complete one adds to, and what it adds."""
+    if time[0] + 1 >= rule.carry_until:
+        return None
+    records = [record for output, _, record in emissions if output == 0]
+    return ((time[0] + 1, *time[1:]), records) if records else None
 
 
 def complete(

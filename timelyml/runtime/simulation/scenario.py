@@ -22,13 +22,14 @@ class Fault(Enum):
     INSPECT = "the driver asks what is going on"
     CANCEL = "the driver cancels a run"
     RAISE = "an operator raises"
+    TIMEOUT = "a run has little time"
     CUT = "a link is cut, and what is under way arrives"
     LOSE = "a link loses a suffix, and is cut"
     RESTART = "a worker starts anew, without what it knew"
 
 
 HARMLESS = frozenset({Fault.NONE, Fault.PAUSE, Fault.STOP, Fault.INSPECT})
-OF_ONE_RUN = frozenset({Fault.CANCEL, Fault.RAISE})
+OF_ONE_RUN = frozenset({Fault.CANCEL, Fault.RAISE, Fault.TIMEOUT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,9 @@ def random_scenario(
         runs.append(Run(plan, config, rng.choice((0, 0, 30, 200))))
     if chosen is Fault.RAISE:
         runs[0] = replace(runs[0], plan=_with_failing(rng, runs[0].plan))
+    elif chosen is Fault.TIMEOUT:
+        limited = replace(runs[0].config, timeout_s=rng.choice((0.001, 0.02, 0.1)))
+        runs[0] = replace(runs[0], config=limited)
     return Scenario(
         seed,
         num_workers,
@@ -116,9 +120,8 @@ def _random_fault(rng: random.Random) -> Fault:
         return Fault.NONE
     if chance < 0.7:
         return rng.choice((Fault.PAUSE, Fault.PAUSE, Fault.STOP, Fault.INSPECT))
-    return rng.choice(
-        (Fault.CANCEL, Fault.RAISE, Fault.CUT, Fault.LOSE, Fault.LOSE, Fault.RESTART)
-    )
+    broken = (Fault.CUT, Fault.LOSE, Fault.LOSE, Fault.RESTART)
+    return rng.choice((*broken, Fault.CANCEL, Fault.RAISE, Fault.TIMEOUT))
 
 
 def _random_config(rng: random.Random, mode: ProgressMode | None) -> RunConfig:

@@ -266,9 +266,8 @@ class Simulation:
                     )
             case Fault.INSPECT:
                 for watch in self.watches:
-                    self.controller.ask(
-                        watch.generation, lambda run, now: run.inspect(7, now)
-                    )
+                    self.controller.ask(watch.generation, watch.inspect)
+                self._is_fault_due = rng.random() < 0.5
             case Fault.CANCEL:
                 first.is_cancelled = True
                 self.controller.ask(first.generation, lambda run, now: run.cancel(now))

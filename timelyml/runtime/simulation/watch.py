@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from timelyml.errors import OperatorError, PeerError, RunStoppedError, TimelyError
+from timelyml.errors import (
+    DeadlineError,
+    OperatorError,
+    PeerError,
+    RunStoppedError,
+    TimelyError,
+)
 from timelyml.exchange import CONTROLLER
 from timelyml.runtime.config import ShippedRun
 from timelyml.runtime.controller import Controller
 from timelyml.runtime.dataflow import Dataflow
-from timelyml.runtime.effects import Effect, Ended, Released
+from timelyml.runtime.effects import Effect, Ended, Inspected, Released
 from timelyml.runtime.run_state import RunPlan, RunState
 from timelyml.runtime.shipping import ship
 from timelyml.runtime.simulation.behaviour import Behaviour
@@ -48,6 +54,8 @@ class Watch:
         self._fault = scenario.fault if index == 0 or not _is_local(scenario) else None
         self._seen: dict[int, tuple[Dataflow, Trace]] = {}
         self._started: set[int] = set()
+        self._num_asked = 0
+        self._num_answered = 0
 
     def inputs(self) -> list[list[tuple[int, int, Any]]]:
         """Return what the driver sends to fed sources: one list a shard, in order."""
@@ -65,6 +73,11 @@ class Watch:
         metrics = self.ended.metrics.values() if self.ended is not None else ()
         return sum(each.get("spilled_blocks", 0) for each in metrics)
 
+    def inspect(self, run: RunState, now: float) -> list[Effect]:
+        """Ask what is going on; the answer must come before the run ends."""
+        self._num_asked += 1
+        return run.inspect(self._num_asked, now)
+
     # What the controller says ---------------------------------------------------------
 
     def on_effect(self, effect: Effect) -> None:
@@ -78,6 +91,8 @@ class Watch:
         match effect:
             case Released():
                 self.oracle.release(effect)
+            case Inspected():
+                self._num_answered += 1
             case Ended():
                 self.ended = effect
                 self._check_end(effect.error)
@@ -134,6 +149,9 @@ class Watch:
         return None if found is None else found[0]
 
     def _check_end(self, error: TimelyError | None) -> None:
+        if self._num_answered != self._num_asked:
+            what = f"run {self.generation} ended without answering the driver"
+            raise Violation("failure", what)
         if error is None:
             self._check_not_failing()
             self.oracle.finish(is_stopped=self.is_stopped)
@@ -146,6 +164,10 @@ class Watch:
         match self._fault:
             case Fault.CANCEL:
                 return self.is_cancelled and isinstance(error, RunStoppedError)
+            case Fault.TIMEOUT:
+                return isinstance(error, DeadlineError) and bool(
+                    error.values["explanation"]
+                )
             case Fault.RAISE:
                 names = {spec.name for spec in self._failing()}
                 is_users = isinstance(error, OperatorError) and isinstance(
