@@ -119,7 +119,8 @@ class Dataflow:
         - An iterable of records: shard 0 reads it.
         - Arrays: each shard sends a contiguous range of rows.
         - A function of (shard_index, num_shards): each shard sends what it returns or
-          yields, one payload per epoch, or `(epoch, payload)`; None: nothing yet.
+          yields, one payload per epoch, or `(epoch, payload)`; None: nothing yet. It
+          may be an async generator function.
 
         Args:
             data: See above.

@@ -7,8 +7,8 @@ need not be remembered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
@@ -16,6 +16,8 @@ import numpy as np
 
 from timelyml.errors import GraphError, TimeError
 from timelyml.exchange import as_payload, num_records, size_bytes, slice_rows
+from timelyml.operators.async_reading import Pump
+from timelyml.operators.loop_thread import LoopThread
 from timelyml.runtime.shard import Shard
 
 RECORDS_PER_BATCH = 1024
@@ -56,6 +58,10 @@ class Reader(Protocol):
         """Read what belongs to one shard, from `position` on."""
         ...
 
+    def close(self) -> None:
+        """Free what is not freed with the pieces."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class RecordReader:
@@ -68,6 +74,9 @@ class RecordReader:
     records: Iterable[Any]
     batch_size: int
     records_per_epoch: int | None
+
+    def close(self) -> None:
+        """Do nothing: what is open is freed with the pieces."""
 
     def pieces(self, shard: Shard, position: tuple[int, int]) -> Pieces:
         """Read everything on shard 0, from record `position[0]` on."""
@@ -104,6 +113,9 @@ class ColumnReader:
     batch_size: int | None
     batches_per_epoch: int | None
 
+    def close(self) -> None:
+        """Do nothing: what is open is freed with the pieces."""
+
     def pieces(self, shard: Shard, position: tuple[int, int]) -> Pieces:
         """Read the rows of one shard, from batch `position[0]` on."""
         rows = num_records(self.columns)
@@ -126,14 +138,19 @@ class FunctionReader:
     """Reads what a function of the user gives each shard, one payload at a time."""
 
     name: str
-    fn: Callable[[int, int], Iterable[Any]]
+    fn: Callable[[int, int], Iterable[Any] | AsyncIterable[Any]]
     batch_size: int | None
+    loop: LoopThread = field(default_factory=LoopThread)
+
+    def close(self) -> None:
+        """End the thread that reads async iterators, if there is one."""
+        self.loop.close()
 
     def pieces(self, shard: Shard, position: tuple[int, int]) -> Pieces:
         """Read one shard's items, from item `position[0]` and its epoch on."""
         num_skipped, epoch = position
         num_items = 0
-        for item in self._open(shard.index, shard.num_shards):
+        for item in self._open(shard):
             if item is None:
                 yield None
                 continue
@@ -153,13 +170,15 @@ class FunctionReader:
             yield from self._cut(epoch, payload, next_epoch, num_items)
             epoch = next_epoch
 
-    def _open(self, shard_index: int, num_shards: int) -> Iterator[Any]:
-        opened = self.fn(shard_index, num_shards)
+    def _open(self, shard: Shard) -> Iterator[Any]:
+        opened = self.fn(shard.index, shard.num_shards)
+        if isinstance(opened, AsyncIterable):
+            return Pump(self.loop, opened, shard.waker())
         try:
             return iter(opened)
         except TypeError:
             raise GraphError(
-                f"source {self.name!r} has nothing to read on shard {shard_index}; got "
+                f"source {self.name!r} has nothing to read on shard {shard.index}; got "
                 f"{opened!r}; expected an iterator of payloads; yield them, or return "
                 f"a list of them",
                 source=self.name,

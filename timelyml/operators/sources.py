@@ -62,7 +62,8 @@ def source(
       or yields payloads: each is one epoch, counted from 0. It may yield
       `(epoch, payload)` instead, with epochs that never decrease; such an epoch ends
       when a later one comes, or at the end. It may yield None for "nothing yet": the
-      worker goes on with other work and asks again soon.
+      worker goes on with other work and asks again soon. An async generator function
+      is read ahead, by a few payloads, on an asyncio loop in a thread of the worker.
 
     Args:
         flow: The dataflow.
@@ -93,9 +94,40 @@ def source(
             f"expected arrays or a function; pass one of them",
             source=who,
         )
+    return read_from(
+        flow,
+        reader,
+        regular=regular,
+        num_shards=num_shards,
+        placement=placement,
+        name=name,
+    )
+
+
+def read_from(
+    flow: GraphBuilder,
+    reader: Reader,
+    *,
+    kind: str = "source",
+    regular: bool = False,
+    num_shards: int | None = None,
+    placement: Placement | None = None,
+    name: str | None = None,
+) -> StreamRef:
+    """Make a stream of what a reader gives each shard.
+
+    Args:
+        flow: The dataflow.
+        reader: Shipped to every worker.
+        kind: What is read, in a word.
+        regular: See `source`.
+        num_shards: Default: the dataflow's.
+        placement: Which worker holds which shard.
+        name: Shown in traces and errors; the key of its position.
+    """
     builder = OperatorBuilder(
         flow,
-        "source",
+        kind,
         name=name,
         is_source=True,
         states=("state",),
@@ -119,6 +151,7 @@ class Cursor:
         self.position = position
         self._pieces: Pieces | None = None
         self._next: Piece | None = None
+        self._ask_at = 0.0
 
     def __reduce__(self) -> tuple[type[Cursor], tuple[tuple[int, int]]]:
         return Cursor, (self.position,)
@@ -139,6 +172,13 @@ class Cursor:
         """Take the piece that `look` returned."""
         self.position = piece.position
         self._next = None
+
+    def ask_again(self, shard: Shard) -> None:
+        """Have the shard activated soon, and only once: others may activate it too."""
+        now = shard.now()
+        if now >= self._ask_at:
+            self._ask_at = now + ASK_AGAIN_S
+            shard.activate_after(ASK_AGAIN_S)
 
     def close(self) -> None:
         """Close what is being read, so that a generator can clean up."""
@@ -168,7 +208,7 @@ def _logic(reader: Reader) -> Logic:
             _close(shard)
             return
         if piece is None:
-            shard.activate_after(ASK_AGAIN_S)
+            cursor.ask_again(shard)
             return
         capability.downgrade(piece.epoch)  # or the own old epoch would use up credit
         if shard.can_start_epoch(piece.epoch):
@@ -185,7 +225,12 @@ def _logic(reader: Reader) -> Logic:
                 shard.state["stop_at"] = epoch
                 shard.activate()
 
-    return Logic(on_start=on_start, on_activate=on_activate, on_message=on_message)
+    return Logic(
+        on_start=on_start,
+        on_activate=on_activate,
+        on_message=on_message,
+        on_close=reader.close,
+    )
 
 
 def _close(shard: Shard) -> None:

@@ -1,0 +1,99 @@
+"""Async generators as sources."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from timelyml import Dataflow
+from timelyml.errors import OperatorError
+from timelyml.operators.async_reading import ITEMS_AHEAD
+
+
+async def ticks(shard, num_shards):
+    for n in range(10):
+        await asyncio.sleep(0.001)
+        yield [(shard, n)]
+
+
+def test_every_shard_reads_its_own_async_generator(cluster):
+    flow = Dataflow(num_shards=3)
+    flow.source(ticks).collect()
+
+    batches = cluster.run(flow).batches("out")
+    assert batches == [(n, [(shard, n)]) for n in range(10) for shard in range(3)]
+
+
+def test_items_are_payloads_with_or_without_an_epoch(cluster):
+    async def rows(shard, num_shards):
+        yield 0, np.arange(3)
+        await asyncio.sleep(0)
+        yield 0, np.arange(2)
+        yield 7, np.arange(1)
+
+    flow = Dataflow(num_shards=1)
+    flow.source(rows).count().collect()
+
+    assert cluster.run(flow).batches("out") == [(0, [5]), (7, [1])]
+
+
+def test_a_fast_generator_is_read_no_further_than_it_may_send(cluster):
+    class Endless:
+        def __init__(self):
+            self.given = 0
+
+        async def __call__(self, shard, num_shards):
+            while True:
+                self.given += 1
+                yield [self.given]
+
+    flow = Dataflow(num_shards=1)
+    gate = flow.input("gate", num_shards=1)
+    numbers = flow.source(Endless()).probe("read")
+    numbers.concat(gate).fold(0, max).collect()
+
+    run = cluster.start(flow, max_epochs_ahead=3)
+    run.probe("read").wait_until(2, timeout_s=10)
+    run.input("gate").advance_to(1)
+    run.probe("read").wait_until(3, timeout_s=10)
+    run.stop(timeout_s=10)
+    assert max(run.result()["out"]) <= 5 + ITEMS_AHEAD
+
+
+def test_an_error_of_the_generator_fails_the_run(cluster):
+    async def broken(shard, num_shards):
+        yield [1]
+        raise ConnectionError("the service is gone")
+
+    flow = Dataflow(num_shards=1)
+    flow.source(broken, name="feed").collect()
+
+    with pytest.raises(OperatorError, match=r"'feed' failed .*the service is gone"):
+        cluster.run(flow)
+
+
+def test_a_silent_generator_can_be_cancelled(cluster):
+    async def silent(shard, num_shards):
+        await asyncio.Event().wait()
+        yield []
+
+    flow = Dataflow(num_shards=2)
+    flow.source(silent).collect()
+    run = cluster.start(flow)
+    run.metrics()
+    run.cancel()
+
+
+def test_a_silent_generator_keeps_nothing_from_draining(cluster):
+    async def silent(shard, num_shards):
+        yield [1]
+        await asyncio.Event().wait()
+
+    flow = Dataflow(num_shards=1)
+    flow.source(silent).probe("read").collect()
+    run = cluster.start(flow)
+    run.probe("read").wait_until(0, timeout_s=10)
+    run.stop(timeout_s=10)
+    assert run.result()["out"] == [1]
