@@ -1,0 +1,1 @@
+"""Three operators with exchanges of their own; docs/custom_operators.md explains them."""
