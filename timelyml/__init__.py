@@ -15,7 +15,14 @@ from timelyml.graph import (
     Pipeline,
     RoundRobin,
 )
-from timelyml.operators import Diverted, FailedRecord, Session, Sliding, Tumbling
+from timelyml.operators import (
+    Diverted,
+    FailedRecord,
+    Schema,
+    Session,
+    Sliding,
+    Tumbling,
+)
 from timelyml.progress import Summary, Timestamp
 from timelyml.runtime.cluster import Cluster
 from timelyml.runtime.config import RunConfig
@@ -48,6 +55,7 @@ __all__ = [
     "RoundRobin",
     "Run",
     "RunConfig",
+    "Schema",
     "Session",
     "Shard",
     "Sliding",

@@ -78,6 +78,12 @@ class PayloadError(TimelyError):
     """A payload is not a list of records or columns of one length."""
 
 
+class SchemaError(PayloadError):
+    """A stream's columns are not those that were declared, or that came first."""
+
+    column: str | None = None
+
+
 class RoutingError(TimelyError):
     """A destination lies outside the shards of the receiving operator."""
 

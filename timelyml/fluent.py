@@ -41,6 +41,7 @@ from timelyml.operators.generic import OnBatch, OnFrontier, OnNotify
 from timelyml.operators.join import How
 from timelyml.operators.operator_builder import Effects
 from timelyml.operators.records import Sure
+from timelyml.operators.schema import SchemaLike
 from timelyml.operators.state_machine import Step
 from timelyml.operators.windows import Windows
 from timelyml.progress import Summary, Timestamp
@@ -82,6 +83,7 @@ class Dataflow:
         *,
         num_shards: int | None = None,
         placement: Placement | None = None,
+        schema: SchemaLike | None = None,
     ) -> Stream:
         """Return a stream that the driver sends to, by `run.input(name)`.
 
@@ -89,6 +91,8 @@ class Dataflow:
             name: Default: "input".
             num_shards: Default: the dataflow's.
             placement: Which worker holds which shard.
+            schema: Its columns, as in `{"user": "int64", "x": ("float32", (8,))}`;
+                default: what it is sent first fixes them.
 
         >>> flow = Dataflow()
         >>> _ = flow.input("numbers").map(lambda x: 2 * x).collect()
@@ -99,7 +103,11 @@ class Dataflow:
         """
         return self._stream(
             operators.input(
-                self.builder, num_shards=num_shards, placement=placement, name=name
+                self.builder,
+                num_shards=num_shards,
+                placement=placement,
+                schema=schema,
+                name=name,
             )
         )
 
@@ -112,6 +120,7 @@ class Dataflow:
         regular: bool = False,
         num_shards: int | None = None,
         placement: Placement | None = None,
+        schema: SchemaLike | None = None,
         name: str | None = None,
     ) -> Stream:
         """Return a stream of an iterable, arrays, or a function that gives payloads.
@@ -131,6 +140,7 @@ class Dataflow:
                 follow.
             num_shards: Default: the dataflow's.
             placement: Which worker holds which shard.
+            schema: Its columns; default: those of the arrays, or of the first block.
             name: Shown in traces and errors.
 
         Raises:
@@ -152,6 +162,7 @@ class Dataflow:
                 regular=regular,
                 num_shards=num_shards,
                 placement=placement,
+                schema=schema,
                 name=name,
             )
         )
@@ -507,6 +518,7 @@ class Stream:
         self,
         fn: Callable[[Any], Any],
         *,
+        schema: SchemaLike | None = ...,
         on_error: Sure = ...,
         name: str | None = ...,
     ) -> Stream: ...
@@ -515,6 +527,7 @@ class Stream:
         self,
         fn: Callable[[Any], Any],
         *,
+        schema: SchemaLike | None = ...,
         on_error: Literal["divert"],
         name: str | None = ...,
     ) -> Diverted[Stream]: ...
@@ -522,6 +535,7 @@ class Stream:
         self,
         fn: Callable[[Any], Any],
         *,
+        schema: SchemaLike | None = None,
         on_error: OnError = "fail",
         name: str | None = None,
     ) -> Stream | Diverted[Stream]:
@@ -529,6 +543,7 @@ class Stream:
 
         Args:
             fn: From one payload to one, of any length.
+            schema: Columns of what `fn` returns; default: the first block fixes them.
             on_error: See `map`; what fails is the whole payload.
             name: See the class.
 
@@ -539,7 +554,9 @@ class Stream:
         [(0, array([ 0, 10, 20]))]
         """
         return self._each(
-            operators.map_batch(self.ref, fn, on_error=on_error, name=name)
+            operators.map_batch(
+                self.ref, fn, schema=schema, on_error=on_error, name=name
+            )
         )
 
     @overload

@@ -171,6 +171,7 @@ def test_tiny_batches_without_end_pile_up_no_memory(cluster, monkeypatch):
 def test_columns_that_do_not_fit_are_named(cluster, columns, error, problem):
     flow = Dataflow(num_shards=1)
     rows = flow.source({name: np.asarray(c) for name, c in columns.items()})
+    rows = rows.map_batch(lambda block: block)  # whose columns nobody knows beforehand
     rows.aggregate("k", {"total": ("sum", "x")}).collect()
 
     with pytest.raises(error, match=problem):

@@ -55,7 +55,7 @@ def test_key_by_a_column_routes_rows_as_they_are(cluster):
 
 def test_a_column_that_is_missing_is_named(cluster):
     flow = Dataflow(num_shards=2)
-    flow.source({"x": np.arange(3)}).key_by("user").collect()
+    flow.source({"x": np.arange(3)}).map_batch(lambda p: p).key_by("user").collect()
 
     with pytest.raises(KeyError, match="user"):
         cluster.run(flow)

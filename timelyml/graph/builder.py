@@ -95,6 +95,8 @@ class GraphBuilder:
         check_name(name, "dataflow")
         self.name = name
         self.num_shards = num_shards
+        # What operator functions know of an output, by (operator, port): not looked at.
+        self.notes: dict[tuple[int, int], object] = {}
         self._operators: list[OperatorSpec] = []
         self._wires: list[tuple[InputSpec, PortRef]] = []
         self._scopes: list[ScopeSpec] = []

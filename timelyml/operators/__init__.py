@@ -48,6 +48,7 @@ from timelyml.operators.routing import (
     partition,
     rebalance,
 )
+from timelyml.operators.schema import Schema
 from timelyml.operators.sources import source
 from timelyml.operators.state_machine import state_machine
 from timelyml.operators.window import Windowed, window
@@ -62,6 +63,7 @@ __all__ = [
     "OperatorBuilder",
     "OperatorOptions",
     "Routed",
+    "Schema",
     "Session",
     "Sliding",
     "StreamLike",

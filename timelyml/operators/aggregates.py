@@ -16,10 +16,12 @@ import numpy as np
 from timelyml.errors import ConfigError, PayloadError, RoutingError
 from timelyml.exchange import concat, num_records
 from timelyml.graph import Exchange, StreamRef
+from timelyml.operators.columns import Columns, column, columns_of
 from timelyml.operators.edges import StreamLike
 from timelyml.operators.grouping import Array, Groups, sum_dtype
-from timelyml.operators.keys import Columns, column, columns_of, destinations_of
+from timelyml.operators.keys import destinations_of
 from timelyml.operators.operator_builder import add_operator
+from timelyml.operators.schema import require
 from timelyml.progress import Timestamp
 from timelyml.runtime.operator import Delivery, Logic
 from timelyml.runtime.shard import Shard
@@ -74,6 +76,7 @@ def aggregate(
     who = name or "aggregate"
     keys = [by] if isinstance(by, str) else list(by)
     plan = Plan(who, keys, _parsed(who, keys, aggregates))
+    require(who, up, plan.columns)
     (partials,) = add_operator(
         "combine",
         [up],
@@ -107,6 +110,11 @@ class Plan:
             if each.function != "count":
                 function = "sum" if each.function == "mean" else each.function
                 self._parts[f"{function} {each.column}"] = function, each.column
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that it reads."""
+        return [*self._keys, *(source for _, source in self._parts.values())]
 
     def as_partials(self, payload: Any) -> Columns:
         """Return rows as partial aggregates of one row each."""

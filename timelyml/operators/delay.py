@@ -11,7 +11,7 @@ from timelyml.errors import TimeError
 from timelyml.exchange import num_records, records_of, split_by_destination, take
 from timelyml.graph import StreamRef
 from timelyml.operators.checks import check_callable
-from timelyml.operators.edges import StreamLike
+from timelyml.operators.edges import StreamLike, pass_notes
 from timelyml.operators.operator_builder import add_operator
 from timelyml.operators.ordered import take_kept
 from timelyml.operators.steps import in_steps
@@ -94,7 +94,7 @@ def delay(
 
     logic = Logic(on_batch=on_batch, on_notify=on_notify)
     (out,) = add_operator("delay", [up], logic, name=name, states=("state",))
-    return out
+    return pass_notes(up, out)
 
 
 def _checked(shard: Shard, time: Timestamp, later: Any) -> Timestamp:

@@ -16,19 +16,14 @@ from timelyml.exchange import (
 )
 from timelyml.graph import Exchange, StreamRef
 from timelyml.operators.checks import check_optional_count
-from timelyml.operators.edges import StreamLike
+from timelyml.operators.columns import Columns, column, columns_of
+from timelyml.operators.edges import StreamLike, pass_notes
 from timelyml.operators.expiry import on_frontier, touch
-from timelyml.operators.keys import (
-    Columns,
-    Key,
-    check_key,
-    column,
-    columns_of,
-    field_getter,
-)
+from timelyml.operators.keys import Key, check_key, field_getter
 from timelyml.operators.operator_builder import add_operator
 from timelyml.operators.ordered import keep, take_kept
 from timelyml.operators.rows import destinations_of_rows, first_of_each, keys_of_rows
+from timelyml.operators.schema import require
 from timelyml.operators.steps import in_chunks
 from timelyml.progress import Timestamp, epoch_of
 from timelyml.runtime.operator import Delivery, Logic
@@ -63,6 +58,7 @@ def distinct(
     who = name or "distinct"
     if key is not None:
         check_key(who, key)
+        require(who, up, [key] if isinstance(key, str) else [])
     check_optional_count(who, "ttl_epochs", ttl_epochs, least=0)
     find = _Fresh(who, key)
     once = Logic(on_batch=find.on_batch, on_notify=find.on_notify)
@@ -85,7 +81,7 @@ def distinct(
         states=("state", "kept", "touched"),
         num_shards=num_shards,
     )
-    return out
+    return pass_notes(up, out)
 
 
 class _Fresh:

@@ -97,7 +97,17 @@ def settle(up: StreamLike) -> StreamRef:
         num_shards=up.num_shards,
         logic=Logic(on_batch=pass_on),
     )
-    return settled
+    return pass_notes(up.stream, settled)
+
+
+def pass_notes(up: StreamLike, down: StreamRef) -> StreamRef:
+    """Let what is known of one stream be known of another with the same columns."""
+    stream = up.stream if isinstance(up, Routed) else up
+    notes = stream.builder.notes
+    note = notes.get((stream.operator, stream.port))
+    if note is not None:
+        notes[down.operator, down.port] = note
+    return down
 
 
 def is_in_order(up: StreamLike, pact: Pact | None = None) -> bool:

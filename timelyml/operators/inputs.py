@@ -14,6 +14,7 @@ from timelyml.errors import InvariantError
 from timelyml.exchange import size_bytes
 from timelyml.graph import GraphBuilder, Placement, StreamRef
 from timelyml.operators.operator_builder import OperatorBuilder
+from timelyml.operators.schema import SchemaLike, as_schema, declare, guard_maker
 from timelyml.progress import Capability
 from timelyml.runtime.operator import Logic
 from timelyml.runtime.record import CREDIT_TAG
@@ -25,6 +26,7 @@ def input(  # noqa: A001  what it is called wherever there are dataflows
     *,
     num_shards: int | None = None,
     placement: Placement | None = None,
+    schema: SchemaLike | None = None,
     name: str | None = None,
 ) -> StreamRef:
     """Make a stream that the driver sends records to, by `run.input(name)`.
@@ -33,6 +35,7 @@ def input(  # noqa: A001  what it is called wherever there are dataflows
         flow: The dataflow.
         num_shards: Default: the dataflow's.
         placement: Which worker holds which shard.
+        schema: Its columns; default: what it is sent first fixes them.
         name: What the driver asks for; default: "input".
     """
     builder = OperatorBuilder(
@@ -45,8 +48,14 @@ def input(  # noqa: A001  what it is called wherever there are dataflows
         placement=placement,
     )
     builder.add_output()
-    (out,) = builder.build(Logic(on_start=_on_start, on_message=_on_message))
-    return out
+    declared = as_schema(schema)
+    logic = Logic(
+        on_start=_on_start,
+        on_message=_on_message,
+        make_check=guard_maker(f"input {name or 'input'!r}", declared),
+    )
+    (out,) = builder.build(logic)
+    return declare(out, declared)
 
 
 def _on_start(shard: Shard) -> None:

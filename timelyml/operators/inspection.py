@@ -8,7 +8,7 @@ from typing import Any
 from timelyml.exchange import records_of
 from timelyml.graph import StreamRef
 from timelyml.operators.checks import check_callable
-from timelyml.operators.edges import StreamLike
+from timelyml.operators.edges import StreamLike, pass_notes
 from timelyml.operators.operator_builder import add_operator
 from timelyml.operators.steps import in_steps
 from timelyml.progress import Timestamp
@@ -44,7 +44,7 @@ def inspect(
         shard.output().send(delivery.time, delivery.payload)
 
     (out,) = add_operator("inspect", [up], Logic(on_batch=on_batch), name=name)
-    return out
+    return pass_notes(up, out)
 
 
 def inspect_batch(
@@ -67,4 +67,4 @@ def inspect_batch(
         shard.output().send(delivery.time, delivery.payload)
 
     (out,) = add_operator("inspect_batch", [up], Logic(on_batch=on_batch), name=name)
-    return out
+    return pass_notes(up, out)

@@ -24,6 +24,7 @@ from timelyml.operators.keys import (
 )
 from timelyml.operators.operator_builder import add_operator
 from timelyml.operators.ordered import keep, take_kept
+from timelyml.operators.schema import require, schema_of
 from timelyml.operators.steps import in_steps, send_in_steps
 from timelyml.progress import Timestamp
 from timelyml.runtime.operator import Delivery, Logic
@@ -83,9 +84,10 @@ def join(
     check_stream(who, left)
     check_stream(who, right)
     right_key = key if right_key is None else right_key
-    for argument, given in (("key", key), ("right_key", right_key)):
+    for up, argument, given in ((left, "key", key), (right, "right_key", right_key)):
         if given is not None:
             check_key(who, given, argument)
+            require(who, up, [given] if isinstance(given, str) else [])
     _check_options(who, how, across_times=across_times, ttl_epochs=ttl_epochs)
     if across_times:
         logic = joined_across(key, right_key, how, ttl_epochs)
@@ -95,6 +97,7 @@ def join(
             columns = ColumnJoin(
                 who, (key, right_key), how, suffix=suffix, fill=dict(fill or {})
             )
+            columns.expect(schema_of(left), schema_of(right))
         logic = _per_time(_RecordJoin(key, right_key, how), columns)
     (out,) = add_operator(
         "join",

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from timelyml.errors import PayloadError
 from timelyml.exchange import concat
-from timelyml.operators.keys import Columns, column, columns_of
+from timelyml.operators.columns import Columns, column, columns_of
+from timelyml.operators.schema import Schema
 
 ROWS_PER_BLOCK = 1 << 16
 
@@ -35,18 +36,19 @@ class ColumnJoin:
         self._how = how
         self._suffix = suffix
         self._fill = fill
+        self._empty: list[Columns | None] = [None, None]  # sides, as they are known
+
+    def expect(self, left: Schema | None, right: Schema | None) -> None:
+        """Note the columns of both sides, as far as they are known beforehand."""
+        for side, schema in enumerate((left, right)):
+            self._empty[side] = None if schema is None else schema.empty()
 
     def results(self, lefts: list[Any], rights: list[Any]) -> Iterator[Columns]:
-        """Yield the joined columns, a bounded number of rows at a time.
-
-        A side without any payload has no columns that could be named; "left" and
-        "outer" leave its columns out then.
-        """
-        left = columns_of(concat(lefts)) if lefts else None
-        right = columns_of(concat(rights)) if rights else None
-        if left is None or right is None:
-            yield from self._one_side(left, right)
+        """Yield the joined columns, a bounded number of rows at a time."""
+        both = self._columns_of(lefts, 0), self._columns_of(rights, 1)
+        if self._gives_nothing(lefts, rights):
             return
+        left, right = both[0] or self._unknown(0), both[1] or self._unknown(1)
         keys = self._key_of(left, 0), self._key_of(right, 1)
         self._check_kinds(*keys)
         order = np.argsort(keys[1], kind="stable")
@@ -58,8 +60,9 @@ class ColumnJoin:
             at = np.repeat(np.arange(start, stop), rows[start:stop])
             begin = np.cumsum(rows[start:stop]) - rows[start:stop]
             nth = np.arange(len(at)) - np.repeat(begin, rows[start:stop])
-            found = np.where(counts[at] > 0, low[at] + nth, NOTHING)
-            to = np.where(found == NOTHING, NOTHING, order[found])
+            is_met = counts[at] > 0
+            to = np.full(len(at), NOTHING)
+            to[is_met] = order[(low[at] + nth)[is_met]]
             yield self._joined(left, right, at, to)
         if self._how == "outer":
             alone = np.flatnonzero(~np.isin(keys[1], keys[0]))
@@ -93,15 +96,28 @@ class ColumnJoin:
                 column=self._keys[0],
             )
 
-    def _one_side(
-        self, left: Columns | None, right: Columns | None
-    ) -> Iterator[Columns]:
-        if left is not None and self._how != "inner":
-            yield left
-        if right is not None and self._how == "outer":
-            key = self._keys[1]
-            others = {name: c for name, c in right.items() if name != key}
-            yield {self._keys[0]: right[key], **others}
+    def _columns_of(self, payloads: list[Any], side: int) -> Columns | None:
+        """Return the columns of a side, without rows if nothing came of it."""
+        if not payloads:
+            return self._empty[side]
+        columns = columns_of(concat(payloads))
+        if self._empty[side] is None:
+            self._empty[side] = {name: c[:0] for name, c in columns.items()}
+        return columns
+
+    def _gives_nothing(self, lefts: list[Any], rights: list[Any]) -> bool:
+        if self._how == "inner":
+            return not (lefts and rights)
+        return not lefts and (self._how == "left" or not rights)
+
+    def _unknown(self, side: int) -> Columns:
+        name = ("left", "right")[side]
+        raise PayloadError(
+            f"operator {self._who!r} cannot name the columns of its {name} stream, which "
+            f"had no rows so far; got how={self._how!r}; expected a known schema; "
+            f"declare it where the stream begins, with schema=",
+            operator=self._who,
+        )
 
     def _joined(
         self, left: Columns, right: Columns, at: Indices, to: Indices
@@ -125,7 +141,7 @@ class ColumnJoin:
         self, name: str, values: npt.NDArray[Any], indices: Indices
     ) -> npt.NDArray[Any]:
         missing = indices == NOTHING
-        if self._how == "inner" or not missing.any():
+        if not missing.any():
             return values.take(indices, axis=0)
         fill = self._fill.get(name, np.nan if values.dtype.kind == "f" else None)
         if fill is None:
@@ -136,8 +152,9 @@ class ColumnJoin:
                 operator=self._who,
                 column=name,
             )
-        taken = values.take(indices, axis=0)
+        taken = np.empty((len(indices), *values.shape[1:]), values.dtype)
         taken[missing] = fill
+        taken[~missing] = values[indices[~missing]]
         return taken
 
 

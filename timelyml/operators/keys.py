@@ -13,19 +13,19 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from timelyml.errors import GraphError, PayloadError
+from timelyml.errors import GraphError
 from timelyml.exchange import destinations_by_key, records_of
 from timelyml.graph import Exchange
+from timelyml.operators.columns import columns_of
 from timelyml.operators.edges import Routed, StreamLike, settle
 from timelyml.operators.operator_builder import add_operator
+from timelyml.operators.schema import require
 from timelyml.operators.steps import send_in_steps
 from timelyml.runtime.operator import Delivery, Logic, Steps
 from timelyml.runtime.shard import Shard
 
 Key: TypeAlias = Callable[[Any], Hashable] | str
 """A function from a record to its key, or the name of a field or column."""
-
-Columns: TypeAlias = dict[str, npt.NDArray[Any]]
 
 first: Callable[[Any], Any] = itemgetter(0)
 second: Callable[[Any], Any] = itemgetter(1)
@@ -90,6 +90,7 @@ def key_by(up: StreamLike, key: Key, *, num_shards: int | None = None) -> Routed
     """
     check_key("key_by", key)
     if isinstance(key, str):
+        require("key_by", up, [key])
         return Routed(settle(up), Exchange(route_by([key])), num_shards)
 
     def pair(records: list[Any]) -> list[Any]:
@@ -132,47 +133,3 @@ def destinations_of(
         codes = destinations_by_key(column, _MANY_SHARDS).astype(np.uint64)
         mixed = (mixed * np.uint64(_MIX) + codes) % np.uint64(_MANY_SHARDS)
     return (mixed % np.uint64(num_shards)).astype(np.intp)
-
-
-def columns_of(payload: Any) -> Columns:
-    """Return the columns of a payload by name; a bare array's name is "".
-
-    Raises:
-        PayloadError: The payload is a list of records, or its columns are nested.
-    """
-    if isinstance(payload, np.ndarray):
-        return {"": payload}
-    if isinstance(payload, dict):
-        columns = payload
-    elif isinstance(payload, tuple):
-        names = getattr(payload, "_fields", None) or map(str, range(len(payload)))
-        columns = dict(zip(names, payload, strict=True))
-    elif hasattr(payload, "__dataclass_fields__"):
-        fields = payload.__dataclass_fields__
-        columns = {name: getattr(payload, name) for name in fields}
-    else:
-        columns = {}
-    if not columns or not all(isinstance(c, np.ndarray) for c in columns.values()):
-        raise PayloadError(
-            f"a payload has no columns by name; got {type(payload).__name__}; expected "
-            f"a flat dict, tuple or dataclass of arrays; send columns instead",
-            got=type(payload).__name__,
-        )
-    return columns
-
-
-def column(operator: str, columns: Columns, name: str) -> npt.NDArray[Any]:
-    """Return one of the columns.
-
-    Raises:
-        PayloadError: There is none of that name.
-    """
-    found = columns.get(name)
-    if found is None:
-        raise PayloadError(
-            f"operator {operator!r} needs a column that the payload lacks; got columns "
-            f"{list(columns)}; expected {name!r} among them; correct the name",
-            operator=operator,
-            column=name,
-        )
-    return found

@@ -16,10 +16,10 @@ from typing import Any, Literal, TypeAlias, overload
 import numpy as np
 
 from timelyml.errors import PayloadError
-from timelyml.exchange import num_records, records_of, take
+from timelyml.exchange import as_payload, num_records, records_of, take
 from timelyml.graph import StreamRef
 from timelyml.operators.checks import check_callable
-from timelyml.operators.edges import StreamLike
+from timelyml.operators.edges import StreamLike, pass_notes
 from timelyml.operators.failed import (
     Diverted,
     FailedRecord,
@@ -29,6 +29,12 @@ from timelyml.operators.failed import (
     noter,
 )
 from timelyml.operators.operator_builder import add_operator
+from timelyml.operators.schema import (
+    Guards,
+    SchemaLike,
+    as_schema,
+    declare,
+)
 from timelyml.operators.steps import Work, in_steps, send_in_steps
 from timelyml.runtime.operator import Delivery, Logic, Steps
 from timelyml.runtime.shard import Shard
@@ -147,6 +153,7 @@ def map_batch(
     up: StreamLike,
     fn: Callable[[Any], Any],
     *,
+    schema: SchemaLike | None = ...,
     on_error: Sure = ...,
     name: str | None = ...,
 ) -> StreamRef: ...
@@ -155,6 +162,7 @@ def map_batch(
     up: StreamLike,
     fn: Callable[[Any], Any],
     *,
+    schema: SchemaLike | None = ...,
     on_error: Literal["divert"],
     name: str | None = ...,
 ) -> Diverted[StreamRef]: ...
@@ -162,6 +170,7 @@ def map_batch(
     up: StreamLike,
     fn: Callable[[Any], Any],
     *,
+    schema: SchemaLike | None = None,
     on_error: OnError = "fail",
     name: str | None = None,
 ) -> Results:
@@ -171,6 +180,8 @@ def map_batch(
         up: Stream to read.
         fn: From a payload (a list, or a pytree of arrays that share their leading
             axis, read-only) to another, of any length; `[]` sends nothing.
+        schema: Columns of what `fn` returns; default: the first block of each shard
+            fixes them.
         on_error: What happens where `fn` raises; the whole payload is what failed.
             See `map`.
         name: Shown in traces and errors.
@@ -179,23 +190,32 @@ def map_batch(
         GraphError: `fn` cannot be called.
     """
     check_callable(name or "map_batch", "fn", fn)
+    declared = as_schema(schema)
+    guards = Guards("operator", declared)
+
+    def send(shard: Shard, delivery: Delivery, result: Any) -> None:
+        payload = as_payload(result)
+        guards.of(shard.index, shard.operator).check(payload)
+        shard.output().send(delivery.time, payload)
 
     def on_batch(shard: Shard, delivery: Delivery) -> None:
         failed: list[FailedRecord] = []
         note = noter(shard, on_error, failed)
         if note is None:
-            shard.output().send(delivery.time, fn(delivery.payload))
+            send(shard, delivery, fn(delivery.payload))
             return
         try:
             result = fn(delivery.payload)
         except Exception as error:  # noqa: BLE001  the user's function may raise any
             note(delivery.payload, error)
         else:
-            shard.output().send(delivery.time, result)
+            send(shard, delivery, result)
         if failed:
             shard.output(1).send(delivery.time, failed)
 
-    return _add("map_batch", up, Logic(on_batch=on_batch), on_error, name)
+    made = _add("map_batch", up, Logic(on_batch=on_batch), on_error, name)
+    declare(made.results if isinstance(made, Diverted) else made, declared)
+    return made
 
 
 @overload
@@ -254,7 +274,10 @@ def filter(
 
         return send_in_steps(shard, delivery.time, delivery.payload, work, failed)
 
-    return _add("filter", up, Logic(on_batch=on_batch), on_error, name)
+    made = _add("filter", up, Logic(on_batch=on_batch), on_error, name)
+    kept = made.results if isinstance(made, Diverted) else made
+    pass_notes(up, kept)
+    return made
 
 
 def mask_of(operator: str, found: Any, rows: int) -> np.ndarray[Any, np.dtype[np.bool]]:

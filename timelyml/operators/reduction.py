@@ -20,6 +20,7 @@ from timelyml.operators.checks import check_callable, check_optional_callable
 from timelyml.operators.edges import StreamLike
 from timelyml.operators.keys import Key, check_key, first, key_function
 from timelyml.operators.operator_builder import add_operator
+from timelyml.operators.schema import require
 from timelyml.operators.steps import RECORDS_PER_BLOCK, in_chunks, send_in_steps
 from timelyml.progress import Timestamp
 from timelyml.runtime.operator import Delivery, Logic
@@ -79,6 +80,7 @@ def reduce(
     """
     who = name or "reduce"
     check_key(who, key)
+    require(who, up, [key] if isinstance(key, str) else [])
     check_callable(who, "combine", combine)
     check_optional_callable(who, "value", value)
     key_of = key_function(key)
@@ -114,6 +116,7 @@ def count_by(
     As `reduce` with ones for values, and faster.
     """
     check_key(name or "count", key)
+    require(name or "count", up, [key] if isinstance(key, str) else [])
     key_of = key_function(key)
 
     def pairs_of(records: list[Any]) -> list[Any]:

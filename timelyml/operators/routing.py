@@ -17,9 +17,17 @@ from timelyml.exchange import (
 )
 from timelyml.graph import Broadcast, Direct, Exchange, Gather, Pact, StreamRef
 from timelyml.operators.checks import check_callable, check_count
-from timelyml.operators.edges import Routed, StreamLike, check_stream, pass_on, settle
+from timelyml.operators.edges import (
+    Routed,
+    StreamLike,
+    check_stream,
+    pass_notes,
+    pass_on,
+    settle,
+)
 from timelyml.operators.operator_builder import add_operator
 from timelyml.operators.records import mask_of
+from timelyml.operators.schema import schema_of
 from timelyml.operators.steps import in_steps
 from timelyml.runtime.operator import Delivery, Logic
 from timelyml.runtime.shard import Shard
@@ -132,7 +140,8 @@ def concat(*ups: StreamLike, name: str | None = None) -> StreamRef:
             "one; pass the streams one by one"
         )
     (out,) = add_operator("concat", ups, Logic(on_batch=pass_on), name=name)
-    return out
+    schemas = {schema_of(up) for up in ups}
+    return pass_notes(ups[0], out) if len(schemas) == 1 else out
 
 
 def rebalance(up: StreamLike, *, num_shards: int | None = None) -> Routed:
@@ -159,7 +168,7 @@ def rebalance(up: StreamLike, *, num_shards: int | None = None) -> Routed:
 
     logic = Logic(on_batch=on_batch)
     (spread,) = add_operator("rebalance", [up], logic, states=("state",))
-    return Routed(spread, Direct(), num_shards)
+    return Routed(pass_notes(up, spread), Direct(), num_shards)
 
 
 def branch(
@@ -253,7 +262,8 @@ def _parted(
             shard.output(part).send(delivery.time, rows)
 
     logic = Logic(on_batch=on_batch)
-    return add_operator(kind, [up], logic, name=name, num_outputs=num_parts)
+    parts = add_operator(kind, [up], logic, name=name, num_outputs=num_parts)
+    return tuple(pass_notes(up, part) for part in parts)
 
 
 def _checked(operator: str, chosen: Any, rows: int, num_parts: int) -> Any:

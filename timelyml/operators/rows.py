@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from timelyml.operators.keys import Columns, destinations_of
+from timelyml.operators.columns import Columns
+from timelyml.operators.keys import destinations_of
 
 Words = npt.NDArray[np.uint64]
 

@@ -31,6 +31,14 @@ from timelyml.operators.readers import (
     Reader,
     RecordReader,
 )
+from timelyml.operators.schema import (
+    Guards,
+    Schema,
+    SchemaLike,
+    as_schema,
+    declare,
+    shown_by,
+)
 from timelyml.progress import Capability
 from timelyml.runtime.operator import Logic
 from timelyml.runtime.shard import Shard
@@ -47,6 +55,7 @@ def source(
     regular: bool = False,
     num_shards: int | None = None,
     placement: Placement | None = None,
+    schema: SchemaLike | None = None,
     name: str | None = None,
 ) -> StreamRef:
     """Make a stream of data that is known, or can be asked for.
@@ -77,12 +86,14 @@ def source(
             function it is your promise that all shards yield the same epochs, once.
         num_shards: Default: the dataflow's.
         placement: Which worker holds which shard.
+        schema: Its columns; default: those of the arrays, or of the first block that a
+            shard reads.
         name: Shown in traces and errors; the key of its position.
 
     Raises:
         GraphError: `data` is none of the above.
         ConfigError: The options do not fit each other or `data`.
-        PayloadError: Arrays do not fit together.
+        PayloadError: Arrays do not fit together, or do not fit `schema`.
     """
     who = name or "source"
     check_optional_count(who, "batch_size", batch_size)
@@ -94,12 +105,19 @@ def source(
             f"expected arrays or a function; pass one of them",
             source=who,
         )
+    declared = as_schema(schema)
+    if isinstance(reader, ColumnReader):
+        if declared is not None:
+            declared.check(f"source {who!r}", reader.columns)
+        else:
+            declared = shown_by(reader.columns)
     return read_from(
         flow,
         reader,
         regular=regular,
         num_shards=num_shards,
         placement=placement,
+        schema=declared,
         name=name,
     )
 
@@ -112,6 +130,7 @@ def read_from(
     regular: bool = False,
     num_shards: int | None = None,
     placement: Placement | None = None,
+    schema: Schema | None = None,
     name: str | None = None,
 ) -> StreamRef:
     """Make a stream of what a reader gives each shard.
@@ -123,6 +142,7 @@ def read_from(
         regular: See `source`.
         num_shards: Default: the dataflow's.
         placement: Which worker holds which shard.
+        schema: Its columns, if they are known.
         name: Shown in traces and errors; the key of its position.
     """
     builder = OperatorBuilder(
@@ -136,8 +156,8 @@ def read_from(
         placement=placement,
     )
     builder.add_output()
-    (out,) = builder.build(_logic(reader))
-    return out
+    (out,) = builder.build(_logic(reader, Guards(kind, schema)))
+    return declare(out, schema)
 
 
 class Cursor:
@@ -187,7 +207,7 @@ class Cursor:
         self._pieces = self._next = None
 
 
-def _logic(reader: Reader) -> Logic:
+def _logic(reader: Reader, guards: Guards) -> Logic:
     def on_start(shard: Shard) -> None:
         shard.state.setdefault("cursor", Cursor())
         shard.state["capability"] = shard.initial_capability()
@@ -213,6 +233,7 @@ def _logic(reader: Reader) -> Logic:
         capability.downgrade(piece.epoch)  # or the own old epoch would use up credit
         if shard.can_start_epoch(piece.epoch):
             cursor.take(piece)
+            guards.of(shard.index, shard.operator).check(piece.payload)
             shard.output().send(piece.epoch, piece.payload, is_last=piece.is_last)
             capability.downgrade(piece.next_epoch)
             shard.activate()

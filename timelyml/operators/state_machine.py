@@ -13,6 +13,7 @@ from timelyml.operators.expiry import on_frontier, touch, untouch
 from timelyml.operators.keys import Key, check_key, key_function, value_function
 from timelyml.operators.operator_builder import add_operator
 from timelyml.operators.ordered import keep, take_kept
+from timelyml.operators.schema import require
 from timelyml.operators.steps import send_in_steps
 from timelyml.progress import Timestamp, epoch_of
 from timelyml.runtime.operator import Delivery, Logic
@@ -57,6 +58,7 @@ def state_machine(
     check_callable(who, "step", step)
     if key is not None:
         check_key(who, key)
+        require(who, up, [key] if isinstance(key, str) else [])
     check_optional_count(who, "ttl_epochs", ttl_epochs, least=0)
     key_of, value_of = key_function(key), value_function(key)
 

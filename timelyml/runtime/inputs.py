@@ -55,6 +55,8 @@ class InputHandle:
         self._next_shard = itertools.cycle(range(self._num_shards))
         self._epoch = 0
         self._is_closed = False
+        make_check = getattr(spec.logic, "make_check", None)
+        self._check = None if make_check is None else make_check()
         self._lock = threading.RLock()
 
     @property
@@ -79,7 +81,7 @@ class InputHandle:
             timeout_s: How long to wait for credit; None as long as the run lives.
 
         Raises:
-            PayloadError: It is neither.
+            PayloadError: It is neither, or does not fit the schema of the input.
             DeadlineError: There was no credit in time.
             TimelyError: The run failed, with its error, or it is over.
         """
@@ -87,6 +89,8 @@ class InputHandle:
         checked = list(checked) if isinstance(checked, list) else seal(checked)
         with self._lock:
             self._check_open()
+            if self._check is not None:
+                self._check(checked)
             if num_records(checked) == 0:
                 return
             size = size_bytes(checked)

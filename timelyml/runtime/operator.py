@@ -64,6 +64,8 @@ class Logic:
         on_message: For a control message from the driver.
         on_close: Once per worker, when the run is over there in whatever way: frees
             threads, files and sockets, which are no state.
+        make_check: Of an input: makes what the driver calls with each payload that is
+            to be sent, and that raises to refuse it.
         in_order: Deliver the notifications of a shard strictly in the order of
             their times, even where a later one is complete before an earlier one.
     """
@@ -75,4 +77,5 @@ class Logic:
     on_activate: Callable[[Any], None] | None = None
     on_message: Callable[[Any, Any], None] | None = None
     on_close: Callable[[], None] | None = None
+    make_check: Callable[[], Callable[[Any], None]] | None = None
     in_order: bool = False
