@@ -18,7 +18,7 @@ from timelyml.progress import Timestamp
 from timelyml.runtime.operator import Delivery, Logic
 from timelyml.runtime.run_state import COLLECT_TAG
 from timelyml.runtime.simulation.closure import Time, as_time, as_timestamp
-from timelyml.runtime.simulation.routes import DirectBy
+from timelyml.runtime.simulation.routes import DirectBy, Target
 from timelyml.runtime.simulation.rules import (
     Emission,
     Kind,
@@ -265,25 +265,36 @@ class Behaviour:
                 self.send(shard, output, time, records[start : start + size], is_last)
                 yield
 
+    def named(self, records: Iterable[int]) -> tuple[int, ...] | None:
+        """Return a shard for each record, if the operator names them."""
+        if self.direct is None:
+            return None
+        return tuple(self.direct.destination(record) for record in records)
+
     def send(
         self, shard: Any, output: int, time: Time, records: list[int], is_last: bool
     ) -> None:
         """Send records at once, to the shards that the operator names, if it does."""
-        trace, stamp = trace_of(shard), as_timestamp(time)
-        if self.direct is None:
-            shard.output(output).send(stamp, self._payload(records), is_last=is_last)
-            rows = tuple(records)
-            trace.append(
-                Sent(self.operator, shard.index, output, time, rows, is_last, None)
-            )
-            return
-        for target in range(self.direct.num_targets):
-            rows = tuple(r for r in records if self.direct.destination(r) == target)
-            if rows:
-                shard.output(output).send_to(stamp, target, self._payload(list(rows)))
-                trace.append(
-                    Sent(self.operator, shard.index, output, time, rows, True, target)
-                )
+        port, stamp, direct = shard.output(output), as_timestamp(time), self.direct
+        parts: list[tuple[list[int], Target]] = [(records, None)]
+        if direct is None:
+            port.send(stamp, self._payload(records), is_last=is_last)
+        elif direct.by_rows:
+            named = self.named(records)
+            shards = np.array(named, np.int64)
+            port.send_rows(stamp, self._payload(records), shards, is_last=is_last)
+            parts = [(records, named)]
+        else:
+            parts = [
+                ([r for r in records if direct.destination(r) == target], target)
+                for target in range(direct.num_targets)
+            ]
+            parts = [(rows, target) for rows, target in parts if rows]
+            for rows, target in parts:
+                port.send_to(stamp, target, self._payload(rows))
+        for rows, target in parts:
+            sent = (shard.index, output, time, tuple(rows), is_last, target)
+            trace_of(shard).append(Sent(self.operator, *sent))
 
     def _hold(self, shard: Any, time: Time, emissions: list[Emission]) -> None:
         groups: dict[tuple[int, Time], list[int]] = {}

@@ -298,8 +298,9 @@ class _Generator:
             lag = 0 if self._in_cycle else rng.randint(1, self._max_lag)
             self._may_lag = False  # several in a row would need more epochs open
         direct = None
-        if rule.num_outputs == 1 and dense is None and rng.random() < 0.1:
-            direct = DirectBy(rng.randrange(1 << 16), rng.randint(1, 3))
+        if rule.num_outputs == 1 and rng.random() < 0.15:
+            by_rows = dense is not None or rng.random() < 0.5
+            direct = DirectBy(rng.randrange(1 << 16), rng.randint(1, 3), by_rows)
         return Behaviour(
             len(self._operators),
             rule,
@@ -329,8 +330,6 @@ class _Generator:
 
     def _pact(self, each: _Open, shards: int) -> Pact:
         rng, stream = self._rng, each.stream
-        if each.direct is not None:
-            return Direct()
         choices: list[Pact] = [
             Exchange(route=RouteBy(rng.randrange(1 << 16))),
             Exchange.by_key(KeyBy(rng.randrange(1 << 16))),
@@ -340,6 +339,8 @@ class _Generator:
             choices.append(Broadcast())
         if stream.num_shards == shards:
             choices += [Pipeline()] * 3
+        if each.direct is not None and rng.random() < 0.8:
+            choices = [Direct()]
         pact = rng.choice(choices)
         if each.is_regular and rng.random() < 0.7:
             return replace(pact, dense=True)

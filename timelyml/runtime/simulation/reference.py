@@ -141,7 +141,8 @@ class Reference:
             outputs = range(behaviour.rule.num_outputs)
             for output in outputs:
                 rows = tuple(record for o, _, record in emissions if o == output)
-                self._route(Sent(operator, shard, output, time, rows, True, None))
+                named = behaviour.named(rows)
+                self._route(Sent(operator, shard, output, time, rows, True, named))
         else:
             self._emit(behaviour, shard, emissions)
 
@@ -149,11 +150,7 @@ class Reference:
         self, behaviour: Behaviour, shard: int, emissions: Iterable[Emission]
     ) -> None:
         for output, time, record in emissions:
-            target = (
-                None
-                if behaviour.direct is None
-                else behaviour.direct.destination(record)
-            )
+            target = behaviour.named((record,))
             operator = behaviour.operator
             self._route(Sent(operator, shard, output, time, (record,), True, target))
 

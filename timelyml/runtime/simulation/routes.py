@@ -54,16 +54,22 @@ class KeyBy:
 
 @dataclass(frozen=True, slots=True)
 class DirectBy:
-    """Where an operator with a `Direct` pact sends each record."""
+    """Where an operator with a `Direct` pact sends each record.
+
+    `by_rows` says whether it names a shard for each record of a block, or sends a
+    block to each shard.
+    """
 
     salt: int
     num_targets: int
+    by_rows: bool
 
     def destination(self, record: int) -> int:
         """Return the shard for a record."""
         return mix(self.salt, record) % self.num_targets
 
 
+Target = int | tuple[int, ...] | None
 Parts = dict[int, list[int]]
 """Records by target shard; an empty list is an empty block on a dense edge."""
 
@@ -73,7 +79,7 @@ def parts_of(
     channel: ChannelSpec,
     source_shard: int,
     records: Sequence[int],
-    target: int | None,
+    target: Target,
 ) -> Parts:
     """Return which shard gets which of the records sent at once on a channel."""
     num_shards = graph.operators[channel.target.operator].num_shards or 0
@@ -84,12 +90,16 @@ def parts_of(
         everything = {shard: list(records) for shard in range(num_shards)}
     elif isinstance(pact, Gather):
         everything = {pact.shard: list(records)}
-    elif isinstance(pact, Direct):
-        everything = {} if target is None else {target: list(records)}
+    elif isinstance(pact, Direct) and isinstance(target, int):
+        everything = {target: list(records)}
     else:
         everything = {shard: [] for shard in range(num_shards)}
-        for record in records:
-            everything[_destination(pact, record, num_shards)].append(record)
+        if isinstance(pact, Direct):
+            shards = list(target) if isinstance(target, tuple) else []
+        else:
+            shards = [_destination(pact, record, num_shards) for record in records]
+        for shard, record in zip(shards, records, strict=True):
+            everything[shard].append(record)
     if pact.dense:
         return everything
     return {shard: rows for shard, rows in everything.items() if rows}

@@ -10,13 +10,17 @@ from __future__ import annotations
 from typing import Any, NamedTuple, TypeAlias
 
 from timelyml.runtime.simulation.closure import Time
+from timelyml.runtime.simulation.routes import Target
 
 TRACE = "trace"
 """Name of the state in which the events lie, under the key "events"."""
 
 
 class Sent(NamedTuple):
-    """An operator sent records on an output, to one shard if `target` says so."""
+    """An operator sent records on an output.
+
+    Where it names shards itself, `target` is one for all, or one for each record.
+    """
 
     operator: int
     shard: int
@@ -24,7 +28,7 @@ class Sent(NamedTuple):
     time: Time
     records: tuple[int, ...]
     is_last: bool
-    target: int | None
+    target: Target
 
 
 class Got(NamedTuple):
