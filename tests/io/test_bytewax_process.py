@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.conftest import eventually
 from timelyml import Cluster, Dataflow
 from timelyml.errors import (
     ConfigError,
@@ -24,6 +23,7 @@ from timelyml.errors import (
 from timelyml.exchange import Codec
 from timelyml.io.bytewax_feed import QUEUE_TAG
 from timelyml.io.bytewax_messages import MESSAGES, FedBlock
+from timelyml.testing import eventually
 
 pytest.importorskip("bytewax", reason="no wheels for this Python")
 

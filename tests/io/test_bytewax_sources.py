@@ -14,7 +14,7 @@ from tests.io.connectors import Notes, Numbers, OnePerShard
 from tests.io.world import Interrupted
 from tests.operators.fakes import FakeShard, logic_of
 from timelyml import Dataflow
-from timelyml.errors import ConfigError, GraphError
+from timelyml.errors import ConfigError, GraphError, PayloadError
 from timelyml.io.bytewax_sources import assign
 
 bytewax = pytest.importorskip("bytewax", reason="no wheels for this Python")
@@ -83,19 +83,36 @@ def test_a_dynamic_source_is_built_once_for_each_shard(cluster):
     assert sorted(cluster.run(flow)["out"]) == sorted(2 * built)
 
 
+class Batches:
+    """A dynamic source of the batches it is given."""
+
+    def __init__(self, *batches):
+        self.batches = batches
+
+    def build(self, step_id, worker_index, worker_count):
+        batches = iter(self.batches)
+        self.next_batch = lambda: next(batches)
+        return self
+
+
 def test_arrays_are_columns(cluster):
-    class Arrays:
-        def build(self, step_id, worker_index, worker_count):
-            batches = iter([np.arange(3), {"x": np.arange(2)}])
-            self.next_batch = lambda: next(batches)
-            return self
-
     flow = Dataflow(num_shards=1)
-    flow.read(Arrays()).collect()
+    flow.read(Batches(np.arange(3))).collect("array")
+    flow.read(Batches({"x": np.arange(2)})).collect("dict")
 
-    (_, first), (_, second) = cluster.run(flow).batches("out")
-    np.testing.assert_array_equal(first, [0, 1, 2])
-    np.testing.assert_array_equal(second["x"], [0, 1])
+    result = cluster.run(flow)
+
+    np.testing.assert_array_equal(result.batches("array")[0][1], [0, 1, 2])
+    np.testing.assert_array_equal(result.batches("dict")[0][1]["x"], [0, 1])
+
+
+def test_columns_that_change_are_refused_as_everywhere(cluster):
+    first, other = {"x": np.arange(2)}, {"x": np.arange(2.0)}
+    flow = Dataflow(num_shards=1)
+    flow.read(Batches(first, other), name="rows").collect()
+
+    with pytest.raises(PayloadError, match="source 'rows' has other columns than"):
+        cluster.run(flow)
 
 
 # Bytewax's own ---------------------------------------------------------------------

@@ -24,6 +24,7 @@ from timelyml.io.bytewax_messages import Broken, FedBlock, Finished, Passed
 from timelyml.io.bytewax_positions import Live
 from timelyml.operators import OperatorBuilder
 from timelyml.operators.checks import check_callable, check_count
+from timelyml.operators.schema import Guards, SchemaLike, as_schema, declare
 from timelyml.progress import Capability, Timestamp
 from timelyml.runtime.failure import unpack_exception
 from timelyml.runtime.operator import Delivery, Logic
@@ -49,6 +50,7 @@ def bytewax(
     epoch_interval_s: float = 10.0,
     credit_bytes: int = CREDIT_BYTES,
     placement: Placement | None = None,
+    schema: SchemaLike | None = None,
     name: str | None = None,
 ) -> StreamRef:
     """Make a stream of what a Bytewax dataflow sends, which runs in processes of its own.
@@ -72,6 +74,8 @@ def bytewax(
         epoch_interval_s: How long an epoch of Bytewax is; 0: each batch of a source.
         credit_bytes: Bytes that may wait between each process and its shard.
         placement: Which worker holds which shard, and so starts which process.
+        schema: Columns of what is sent; default: the first block of a shard fixes
+            them, if it is columns.
         name: Shown in traces and errors; default: "bytewax".
 
     Raises:
@@ -96,8 +100,13 @@ def bytewax(
             f"to be installed; install it, with a Python below 3.13",
             operator=who,
         )
+    declared = as_schema(schema)
     feeding = _Feeding(
-        _pickled(who, build), columns, float(epoch_interval_s), credit_bytes
+        _pickled(who, build),
+        columns,
+        float(epoch_interval_s),
+        credit_bytes,
+        Guards("source", declared),
     )
     builder = OperatorBuilder(
         flow,
@@ -111,14 +120,14 @@ def bytewax(
     if processes == 1:
         builder.add_output()
         (out,) = builder.build(feeding.logic(feeding.start_one))
-        return out
+        return declare(out, declared)
     loop_name = None if name is None else f"processes of {name}"
     told = flow.feedback(None, by=1, name=loop_name, num_shards=processes)
     builder.add_input(told.stream, Broadcast())
     out_port, told_port = builder.add_output({}), builder.add_output({})
     refs = builder.build(feeding.logic(feeding.start_several))
     told.connect(refs[told_port])
-    return refs[out_port]
+    return declare(refs[out_port], declared)
 
 
 @dataclass(slots=True)
@@ -167,6 +176,7 @@ class _Feeding:
     has_columns: bool
     epoch_interval_s: float
     credit_bytes: int
+    guards: Guards
     guests: list[GuestProcess] = field(default_factory=list)
 
     def logic(self, on_start: Callable[[Shard], None]) -> Logic:
@@ -249,6 +259,7 @@ class _Feeding:
                 if not shard.can_start_epoch(fed.epoch):
                     _ask_to_pass(shard, fed)
                     return  # activated again once it may
+                self.guards.of(shard.index, shard.operator).check(payload)
                 shard.output().send(fed.epoch, payload)
             case Passed(epoch):
                 fed.go_to(epoch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -65,11 +65,18 @@ class ShardReader(Live):
         rule: When epochs end.
         capability: The right to send from epoch 0 on.
         now: The worker's clock.
+        check: Refuses blocks of other columns than the source's.
     """
 
     def __init__(
-        self, who: str, rule: EpochRule, capability: Capability, now: float
+        self,
+        who: str,
+        rule: EpochRule,
+        capability: Capability,
+        now: float,
+        check: Callable[[Any], None],
     ) -> None:
+        self._check = check
         self.listings: list[Any] = []
         self._who = who
         self._rule = rule
@@ -132,6 +139,7 @@ class ShardReader(Live):
         had_items = num_records(payload) > 0
         self._set_due(opened, now, had_items=had_items)
         if had_items:
+            self._check(payload)
             shard.output().send(self._epoch.number, payload)
             self._epoch.num_batches += 1
             self._epoch.last_sign_of_life = now

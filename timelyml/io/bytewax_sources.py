@@ -25,6 +25,7 @@ from timelyml.io.bytewax_shapes import (
 )
 from timelyml.operators import OperatorBuilder
 from timelyml.operators.checks import check_optional_count
+from timelyml.operators.schema import Guards, SchemaLike, as_schema, declare
 from timelyml.progress import Timestamp
 from timelyml.runtime.operator import Delivery, Logic
 from timelyml.runtime.shard import Shard
@@ -44,6 +45,7 @@ def read(
     epoch_interval_s: float | None = None,
     num_shards: int | None = None,
     placement: Placement | None = None,
+    schema: SchemaLike | None = None,
     name: str | None = None,
 ) -> StreamRef:
     """Make a stream of what a source of Bytewax reads.
@@ -63,6 +65,8 @@ def read(
             `epoch_every` is given.
         num_shards: Default: the dataflow's.
         placement: Which worker holds which shard.
+        schema: Columns of what it reads; default: the first block of a shard fixes
+            them, if it is columns.
         name: Shown in traces and errors, the step id of the source's partitions, and
             the key of their positions; default: "read".
 
@@ -82,7 +86,9 @@ def read(
         )
     if epoch_every is None and epoch_interval_s is None:
         epoch_interval_s = EPOCH_INTERVAL_S
-    reading = _Reading(source, EpochRule(epoch_every, epoch_interval_s))
+    declared = as_schema(schema)
+    rule = EpochRule(epoch_every, epoch_interval_s)
+    reading = _Reading(source, rule, Guards("source", declared))
     builder = OperatorBuilder(
         flow,
         "read",
@@ -95,14 +101,14 @@ def read(
     if shape is Shape.DYNAMIC:
         builder.add_output()
         (out,) = builder.build(reading.logic(reading.start_dynamic))
-        return out
+        return declare(out, declared)
     loop_name = None if name is None else f"partitions of {name}"
     listings = flow.feedback(None, by=1, name=loop_name)
     builder.add_input(listings.stream, Broadcast())
     out_port, listings_port = builder.add_output({}), builder.add_output({})
     refs = builder.build(reading.logic(reading.start_fixed))
     listings.connect(refs[listings_port])
-    return refs[out_port]
+    return declare(refs[out_port], declared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +117,7 @@ class _Reading:
 
     source: Any
     rule: EpochRule
+    guards: Guards
 
     def logic(self, on_start: Any) -> Logic:
         return Logic(
@@ -171,7 +178,8 @@ class _Reading:
 
     def _new_reader(self, shard: Shard) -> ShardReader:
         capability = shard.initial_capability()
-        reader = ShardReader(shard.operator, self.rule, capability, shard.now())
+        check = self.guards.of(shard.index, shard.operator).check
+        reader = ShardReader(shard.operator, self.rule, capability, shard.now(), check)
         shard.state["live"] = reader
         return reader
 
