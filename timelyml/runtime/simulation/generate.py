@@ -183,7 +183,7 @@ class _Generator:
 
     def _source(self) -> list[_Open]:
         rng = self._rng
-        is_regular = rng.random() < 0.4
+        is_regular = rng.random() < 0.5
         num_outputs = rng.choice((1, 1, 1, 2))
         rule = replace(
             self._rule(Kind.SOURCE, 0, 0, num_outputs),
@@ -298,7 +298,7 @@ class _Generator:
             lag = 0 if self._in_cycle else rng.randint(1, self._max_lag)
             self._may_lag = False  # several in a row would need more epochs open
         direct = None
-        if rule.num_outputs == 1 and rng.random() < 0.15:
+        if rule.num_outputs == 1 and rng.random() < (0.1 if dense is None else 0.4):
             by_rows = dense is not None or rng.random() < 0.5
             direct = DirectBy(rng.randrange(1 << 16), rng.randint(1, 3), by_rows)
         return Behaviour(
@@ -342,7 +342,7 @@ class _Generator:
         if each.direct is not None and rng.random() < 0.8:
             choices = [Direct()]
         pact = rng.choice(choices)
-        if each.is_regular and rng.random() < 0.7:
+        if each.is_regular and rng.random() < 0.8:
             return replace(pact, dense=True)
         return pact
 
