@@ -152,6 +152,10 @@ class RunStoppedError(TimelyError):
     """The run was cancelled or its cluster closed before it was complete."""
 
 
+class TapeError(TimelyError):
+    """A captured stream cannot be written or read."""
+
+
 # Placement -----------------------------------------------------------------------
 
 

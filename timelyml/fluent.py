@@ -36,6 +36,7 @@ from timelyml.operators import (
     StreamLike,
     Windowed,
 )
+from timelyml.operators.addresses import Place
 from timelyml.operators.aggregates import Spec
 from timelyml.operators.generic import OnBatch, OnFrontier, OnNotify
 from timelyml.operators.join import How
@@ -48,6 +49,7 @@ from timelyml.progress import Summary, Timestamp
 from timelyml.runtime.cluster import Cluster, run_graph, start_graph
 from timelyml.runtime.operator import Logic
 from timelyml.runtime.record import OnMessage
+from timelyml.runtime.recording import Recording
 from timelyml.runtime.result import Result
 from timelyml.runtime.run import Run
 
@@ -255,6 +257,45 @@ class Dataflow:
                 columns=columns,
                 epoch_interval_s=epoch_interval_s,
                 credit_bytes=credit_bytes,
+                placement=placement,
+                name=name,
+            )
+        )
+
+    def replay(
+        self,
+        source: Recording | Place,
+        *,
+        allow_pickle: bool = False,
+        num_shards: int | None = None,
+        placement: Placement | None = None,
+        name: str | None = None,
+    ) -> Stream:
+        """Return a stream of what `Stream.capture` wrote, with its epochs.
+
+        Args:
+            source: What `result.recording` returned; or a directory; or the addresses
+                at which to listen, the same as those of the capture.
+            allow_pickle: Whether to read records that only pickle can express, which
+                runs code of whoever wrote the tape.
+            num_shards: Default: the dataflow's; the tapes are shared between them.
+            placement: Which worker holds which shard.
+            name: Shown in traces and errors.
+
+        >>> flow = Dataflow(num_shards=3)
+        >>> flow.source(range(4), batch_size=2, epoch_every=1).rebalance().capture()
+        >>> tape = flow.run().recording("capture")
+        >>> again = Dataflow(num_shards=1)
+        >>> _ = again.replay(tape).count().collect()
+        >>> again.run().batches("out")
+        [(0, [2]), (1, [2])]
+        """
+        return self._stream(
+            operators.replay(
+                self.builder,
+                source,
+                allow_pickle=allow_pickle,
+                num_shards=num_shards,
                 placement=placement,
                 name=name,
             )
@@ -1534,6 +1575,24 @@ class Stream:
         """Send all records to the driver, as `result[name]`; returns the stream."""
         operators.collect(self.ref, name=name)
         return self
+
+    def capture(
+        self,
+        to: Place | None = None,
+        *,
+        overwrite: bool = False,
+        name: str | None = None,
+    ) -> None:
+        """Write the stream, with its progress, so that `Dataflow.replay` brings it back.
+
+        Args:
+            to: A directory; or an address where a replay listens, `tcp://127.0.0.1:port`
+                or `unix:/path`, or several. Default: memory, as
+                `result.recording(name)`.
+            overwrite: Replace tapes that are in the directory already.
+            name: Key of the recording; default: "capture".
+        """
+        operators.capture(self.ref, to, overwrite=overwrite, name=name)
 
     def _with(self, ref: StreamLike) -> Stream:
         return Stream(self.flow, ref)

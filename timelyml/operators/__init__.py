@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from timelyml.operators.aggregates import aggregate
 from timelyml.operators.aggregation import accumulate, count, fold
+from timelyml.operators.capture import capture
 from timelyml.operators.delay import delay
 from timelyml.operators.distinct import distinct
 from timelyml.operators.edges import Routed, StreamLike, as_input, settle
@@ -37,6 +38,7 @@ from timelyml.operators.records import (
     map_batch,
 )
 from timelyml.operators.reduction import reduce
+from timelyml.operators.replay import replay
 from timelyml.operators.routing import (
     Branches,
     branch,
@@ -78,6 +80,7 @@ __all__ = [
     "binary_notify",
     "branch",
     "broadcast",
+    "capture",
     "collect",
     "concat",
     "connect",
@@ -106,6 +109,7 @@ __all__ = [
     "probe",
     "rebalance",
     "reduce",
+    "replay",
     "settle",
     "sink",
     "source",

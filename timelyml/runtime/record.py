@@ -28,10 +28,12 @@ from timelyml.runtime.effects import (
     Send,
     Started,
 )
+from timelyml.runtime.recording import Recording
 from timelyml.runtime.result import Result
 
 COLLECT_KIND = "collect"
 CREDIT_TAG = "input-credit"
+CAPTURE_TAG = "captured"
 WAIT_SLICE_S = 0.1  # how soon a waiting main thread sees a signal
 
 OnMessage = Callable[[str, int, str, Any], None]
@@ -72,6 +74,7 @@ class RunRecord:
         self._batches: dict[str, list[tuple[Timestamp, int, Any]]] = {
             spec.name: [] for spec in graph.operators if spec.kind == COLLECT_KIND
         }
+        self._tapes: dict[str, dict[int, list[bytes]]] = {}  # by operator and shard
         self._inspections: dict[int, Future[Inspected]] = {}
         self._next_request = 1
         self._on_message = on_message
@@ -115,6 +118,10 @@ class RunRecord:
             with self.changed:
                 self.outstanding_bytes[message.operator] -= message.body
                 self.changed.notify_all()
+        elif message.tag == CAPTURE_TAG:
+            with self.changed:
+                tapes = self._tapes.setdefault(message.operator, {})
+                tapes.setdefault(message.shard, []).append(message.body)
         elif self._on_message is not None:
             try:
                 self._on_message(
@@ -145,7 +152,7 @@ class RunRecord:
         for future in inspections.values():
             future.cancel()
         if effect.error is None:
-            self.future.set_result(Result(self._batches))
+            self.future.set_result(Result(self._batches, self.recordings()))
         else:
             self.future.set_exception(effect.error)
         if self._on_end is not None:
@@ -211,6 +218,14 @@ class RunRecord:
     def num_batches(self, name: str) -> int:
         """Return how many batches are held of `name`; takes no lock."""
         return len(self._batches.get(name, ()))
+
+    def recordings(self) -> dict[str, Recording]:
+        """Return what was captured to memory so far, by name."""
+        with self.changed:
+            return {
+                name: Recording.of(tapes[shard] for shard in sorted(tapes))
+                for name, tapes in self._tapes.items()
+            }
 
     @property
     def collected_names(self) -> list[str]:

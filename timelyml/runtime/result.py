@@ -7,6 +7,7 @@ from typing import Any
 
 from timelyml.exchange import records_of
 from timelyml.progress import Timestamp
+from timelyml.runtime.recording import Recording
 
 Batches = list[tuple[Timestamp, int, Any]]
 """(time, shard, payload), as released."""
@@ -21,7 +22,12 @@ class Result(Mapping[str, list[Any]]):
     ['a', 'b', 'c']
     """
 
-    def __init__(self, batches: Mapping[str, Batches]) -> None:
+    def __init__(
+        self,
+        batches: Mapping[str, Batches],
+        recordings: Mapping[str, Recording] | None = None,
+    ) -> None:
+        self._recordings = dict(recordings or {})
         self._batches = {
             name: sorted(items, key=lambda item: item[:2])
             for name, items in batches.items()
@@ -52,6 +58,15 @@ class Result(Mapping[str, list[Any]]):
     def batches(self, name: str) -> list[tuple[Timestamp, Any]]:
         """Return (time, payload) as collected: columns stay columns."""
         return [(time, payload) for time, _, payload in self._of(name)]
+
+    def recording(self, name: str) -> Recording:
+        """Return what was captured to memory under `name`."""
+        try:
+            return self._recordings[name]
+        except KeyError:
+            names = ", ".join(map(repr, self._recordings)) or "none"
+            msg = f"nothing is captured under {name!r}; expected one of {names}"
+            raise KeyError(msg) from None
 
     def _of(self, name: str) -> Batches:
         try:
