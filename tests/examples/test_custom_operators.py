@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from examples.custom_operators import hash_join, range_shuffle, top_k_router
+from timelyml.testing import run_in_orders
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples/custom_operators").glob("[!_]*.py"))
@@ -224,6 +225,36 @@ def test_no_state_is_left(cluster, name):
     assert {each: left[each] for each in left if each not in sources} == dict.fromkeys(
         set(left) - sources, 0
     )
+
+
+@pytest.mark.parametrize("name", ["router", "join", "shuffle"])
+def test_results_do_not_depend_on_the_order_of_arrival(name):
+    rng = np.random.default_rng(23)
+    keys = in_epochs({"key": rng.integers(0, 20, 80)}, 3)
+    data = {"token": np.arange(24), "x": rng.normal(size=(24, 2))}
+    gate, experts = rng.normal(size=(2, 3)), rng.normal(size=(3, 2, 2))
+    flow = {
+        "router": top_k_router.mixture(in_epochs(data, 3), gate, experts, k=2, homes=2),
+        "join": hash_join.joined(keys, keys, "key", num_shards=3),
+        "shuffle": range_shuffle.shuffled(keys, "key", num_shards=3),
+    }[name]
+
+    seen = []
+
+    def note(result):  # blocks of the join come in any order
+        seen.append(
+            Counter(
+                (time, str(row))
+                for time, rows in result.batches("out")
+                for row in zip(
+                    *(column.tolist() for column in rows.values()), strict=True
+                )
+            )
+        )
+
+    run_in_orders(flow, note, num_workers=3)
+    assert seen == [seen[0]] * 20
+    assert seen[0]
 
 
 def functions_of(path):

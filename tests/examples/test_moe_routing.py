@@ -73,15 +73,13 @@ def test_training_agrees_with_dense_jax(cluster, corpus):
     check_agrees(result, TINY, corpus)
 
 
-def test_ten_orders_of_arrival_give_the_same_bits(corpus, tmp_path):
+def test_ten_orders_of_arrival_give_the_same_bits(corpus):
     graph = flow.build(TINY, corpus, steps=STEPS)
-    expected = learnt(run_in_order(graph, 0, tmp_path))
+    expected = learnt(run_in_order(graph, 0))
     for seed in range(1, 10):
         mode = "accumulator" if seed % 3 == 0 else "broadcast"
         workers = 1 + seed % 3
-        result = run_in_order(
-            graph, seed, tmp_path, num_workers=workers, progress_mode=mode
-        )
+        result = run_in_order(graph, seed, num_workers=workers, progress_mode=mode)
         for ours, first in zip(learnt(result), expected, strict=True):
             assert ours.tobytes() == first.tobytes(), f"seed {seed}"
 
@@ -109,14 +107,14 @@ def test_a_stopped_run_gives_the_weights_of_the_steps_it_did(corpus):
         {"data_shards": 4},
     ],
 )
-def test_other_shapes_of_the_layer_agree_with_dense_jax(changes, corpus, tmp_path):
+def test_other_shapes_of_the_layer_agree_with_dense_jax(changes, corpus):
     settings = replace(TINY, **changes)
     graph = flow.build(settings, corpus, steps=STEPS)
-    check_agrees(run_in_order(graph, 7, tmp_path), settings, corpus)
+    check_agrees(run_in_order(graph, 7), settings, corpus)
 
 
 def test_an_expert_without_tokens_is_skipped_and_agrees_with_dense_jax(
-    corpus, tmp_path, monkeypatch
+    corpus, monkeypatch
 ):
     drawn = model.init_embed
 
@@ -131,7 +129,7 @@ def test_an_expert_without_tokens_is_skipped_and_agrees_with_dense_jax(
 
     monkeypatch.setattr(model, "init_embed", skewed)
     graph = flow.build(TINY, corpus, steps=STEPS)
-    result = run_in_order(graph, 3, tmp_path)
+    result = run_in_order(graph, 3)
     counts = learnt(result)[3]
     assert (counts[:, 1] == 0).all()
     assert (counts[:, 2] == TINY.batch).all()

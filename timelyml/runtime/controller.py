@@ -120,6 +120,11 @@ class Controller:
         """Why no run can start on this session any more, if so."""
         return self.membership.error
 
+    @property
+    def num_runs(self) -> int:
+        """Runs that are not over."""
+        return len(self._runs)
+
     def transport_metrics(self) -> dict[str, Any]:
         """Return what the controller's transport moved and refused, by lane."""
         return asdict(self._transport.metrics)

@@ -7,8 +7,6 @@ the controller and reads the record of the run.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from concurrent.futures import CancelledError
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -271,10 +269,10 @@ class Run:
         self._controller.ask(
             self.generation, lambda run, now: run.inspect(request, now)
         )
-        try:
-            return future.result(timeout_s)
-        except (FutureTimeoutError, CancelledError):
+        self.record.wait_until(future.done, timeout_s)
+        if not future.done() or future.cancelled():
             return None
+        return future.result()
 
     def _named(self, name: str, kind: str) -> OperatorSpec:
         graph = self._identity.graph

@@ -100,6 +100,11 @@ class Worker:
         deadlines = [flow.next_deadline() for flow in self._started]
         return min((d for d in deadlines if d is not None), default=None)
 
+    @property
+    def num_runs(self) -> int:
+        """Runs that it holds anything of."""
+        return len(self._dataflows)
+
     def activity(self) -> str:
         """What the worker is doing, for heartbeats; may be read from any thread."""
         for dataflow in list(self._started):
@@ -219,9 +224,10 @@ class Worker:
         self._transport.send(CONTROLLER, report)
 
     def _on_shutdown(self, _peer: int, _message: Shutdown) -> None:
-        self._leave()
+        self.leave()
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """Give up every run and free what they hold outside of memory."""
         for dataflow in self._dataflows.values():
             dataflow.close()
         self._dataflows.clear()
@@ -235,7 +241,7 @@ class Worker:
         for generation in list(self._dataflows):
             self._report(generation, self._broken)
         if peer == CONTROLLER:  # nobody can tell this worker anything any more
-            self._leave()
+            self.leave()
 
     # Failure ----------------------------------------------------------------------
 
