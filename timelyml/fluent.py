@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Unpack, overload
 
-from timelyml import io, operators
+from timelyml import operators
 from timelyml.errors import ConfigError, GraphError
 from timelyml.graph import (
     Graph,
@@ -76,8 +76,6 @@ class Dataflow:
     def name(self) -> str:
         """The name for traces and errors."""
         return self.builder.name
-
-    # Streams from outside --------------------------------------------------------------
 
     def input(
         self,
@@ -206,6 +204,8 @@ class Dataflow:
         >>> flow.run()["out"]
         [10, 20, 30]
         """
+        from timelyml import io  # noqa: PLC0415  not everybody has connectors
+
         return self._stream(
             io.read(
                 self.builder,
@@ -249,6 +249,8 @@ class Dataflow:
             GraphError: `build` cannot be called.
             ShippingError: `build` cannot be pickled.
         """
+        from timelyml import io  # noqa: PLC0415  as in `read`
+
         return self._stream(
             io.bytewax(
                 self.builder,
@@ -300,8 +302,6 @@ class Dataflow:
                 name=name,
             )
         )
-
-    # Operators of any shape, scopes, loops ---------------------------------------------
 
     def operator(
         self,
@@ -386,8 +386,6 @@ class Dataflow:
                 scope, by=by, summary=summary, name=name, num_shards=num_shards
             ),
         )
-
-    # Building and running --------------------------------------------------------------
 
     def build(self) -> Graph:
         """Return the graph of everything added so far.
@@ -506,8 +504,6 @@ class Stream:
 
     def __repr__(self) -> str:
         return f"<Stream of {self.flow.name!r}: {self.ref!r}>"
-
-    # Records ---------------------------------------------------------------------------
 
     @overload
     def map(
@@ -759,8 +755,6 @@ class Stream:
         """Call `fn(time, payload)` in the worker; blocks pass unchanged."""
         return self._with(operators.inspect_batch(self.ref, fn, name=name))
 
-    # Routing ---------------------------------------------------------------------------
-
     def exchange(
         self,
         key: Callable[[Any], Any],
@@ -925,8 +919,6 @@ class Stream:
         )
         return tuple(self._with(part) for part in parts)
 
-    # Time ------------------------------------------------------------------------------
-
     def delay(
         self,
         until: Callable[[Any, Any], Any],
@@ -999,8 +991,6 @@ class Stream:
             name=name,
         )
         return Windowed(self._with(results), self._with(late))
-
-    # Aggregation -----------------------------------------------------------------------
 
     def fold(
         self,
@@ -1137,8 +1127,6 @@ class Stream:
             )
         )
 
-    # By key ----------------------------------------------------------------------------
-
     def distinct(
         self,
         key: Key | None = None,
@@ -1266,8 +1254,6 @@ class Stream:
             )
         )
 
-    # JAX -------------------------------------------------------------------------------
-
     def compute(
         self,
         fn: Callable[..., Any],
@@ -1306,8 +1292,6 @@ class Stream:
                 placement=placement,
             )
         )
-
-    # Loops -----------------------------------------------------------------------------
 
     def enter(self, scope: ScopeRef) -> Stream:
         """Return the stream inside `scope`, in its round 0."""
@@ -1371,8 +1355,6 @@ class Stream:
                 name=name,
             )
         )
-
-    # Operators of the user -------------------------------------------------------------
 
     def unary(
         self,
@@ -1502,8 +1484,6 @@ class Stream:
             )
         )
 
-    # Ends ------------------------------------------------------------------------------
-
     def sink(
         self,
         on_batch: OnBatch,
@@ -1548,6 +1528,8 @@ class Stream:
         Raises:
             GraphError: `sink` has not the shape of a sink, or lists no partitions.
         """
+        from timelyml import io  # noqa: PLC0415  as in `Dataflow.read`
+
         io.write(
             self.ref,
             sink,
