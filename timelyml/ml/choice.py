@@ -11,18 +11,48 @@ import jax
 import jax.numpy as jnp
 
 _TAKEN = -(2**31)
-_NAN = -(2**31) + 1
+_BARRED = -(2**31) + 1
+_NAN = -(2**31) + 2
+
+_LARGEST_SCAN = 8
+"""Up to here one pass per choice is cheaper than a sort of all experts."""
 
 
-def _sortable(logits: jax.Array) -> jax.Array:
-    """Map float32 to int32 keys of the same order; NaN lowest, -0.0 equal to 0.0."""
-    canonical = jnp.where(logits == 0, jnp.float32(0), logits)
+def at_least_float32(values: jax.Array) -> jax.Array:
+    """Cast up to float32; float64 stays, and bfloat16 makes 1 token in 130 stray."""
+    return values.astype(jnp.promote_types(values.dtype, jnp.float32))
+
+
+def _sortable(logits: jax.Array, allowed: jax.Array | None) -> jax.Array:
+    """Map float32 to int32 keys of the same order; NaN lowest, -0.0 equal to 0.0.
+
+    What is not allowed ranks below NaN.
+    """
+    scores = jax.lax.stop_gradient(logits).astype(jnp.float32)
+    canonical = jnp.where(scores == 0, jnp.float32(0), scores)
     bits = jax.lax.bitcast_convert_type(canonical, jnp.int32)
     key = jnp.where(bits < 0, bits ^ jnp.int32(0x7FFFFFFF), bits)
-    return jnp.where(jnp.isnan(logits), jnp.int32(_NAN), key)
+    key = jnp.where(jnp.isnan(scores), jnp.int32(_NAN), key)
+    return key if allowed is None else jnp.where(allowed, key, jnp.int32(_BARRED))
 
 
-def choose(logits: jax.Array, top_k: int) -> jax.Array:
+def ranked(logits: jax.Array, *, allowed: jax.Array | None = None) -> jax.Array:
+    """Order the last axis, best first, by the rule of `choose`.
+
+    Returns:
+        Indices of the same shape, int32, without a gradient.
+
+    >>> ranked(jnp.array([0.0, jnp.nan, 2.0, -0.0, -jnp.inf])).tolist()
+    [2, 0, 3, 4, 1]
+    """
+    # ~key reverses the order of key and cannot overflow; a stable sort keeps ties.
+    descending = ~_sortable(logits, allowed)
+    return jnp.argsort(descending, axis=-1, stable=True).astype(jnp.int32)
+
+
+def choose(
+    logits: jax.Array, top_k: int, *, allowed: jax.Array | None = None
+) -> jax.Array:
     """Choose the `top_k` experts of each token, best first.
 
     Equal logits go to the lowest index, -0.0 equals 0.0, and NaN ranks below
@@ -30,11 +60,13 @@ def choose(logits: jax.Array, top_k: int) -> jax.Array:
     being.
 
     Args:
-        logits: `(tokens, experts)`, cast up to float32.
+        logits: `(..., experts)`, compared in float32.
         top_k: How many experts, between 1 and `experts`.
+        allowed: `(..., experts) bool`; others are taken only when none is left,
+            after NaN and -inf. At least `top_k` of each token should be allowed.
 
     Returns:
-        `(tokens, top_k) int32`, without a gradient.
+        `(..., top_k) int32`, without a gradient.
     """
     num_experts = logits.shape[-1]
     if not 1 <= top_k <= num_experts:
@@ -42,7 +74,9 @@ def choose(logits: jax.Array, top_k: int) -> jax.Array:
             f"choose: top_k out of range; got {top_k!r}; expected 1 to {num_experts}; "
             "a token cannot visit more experts than there are"
         )
-    keys = _sortable(jax.lax.stop_gradient(logits).astype(jnp.float32))
+    if top_k > _LARGEST_SCAN:
+        return ranked(logits, allowed=allowed)[..., :top_k]
+    keys = _sortable(logits, allowed)
     columns = jnp.arange(num_experts, dtype=jnp.int32)
     chosen = []
     for _ in range(top_k):
@@ -58,7 +92,7 @@ def routing_weights(
     """Weigh the chosen experts by their softmax probabilities.
 
     Args:
-        logits: `(tokens, experts)`, cast up to float32.
+        logits: `(tokens, experts)`, cast up to float32 at least.
         chosen: `(tokens, top_k)` from `choose`, replayed and not chosen again when
             a backward pass recomputes.
         renormalise: Make the weights of a token sum to 1. With one expert per
@@ -66,23 +100,32 @@ def routing_weights(
             gradient, so pass False there.
 
     Returns:
-        `(tokens, top_k) float32`; the gradient flows to the logits.
+        `(tokens, top_k)`; the gradient flows to the logits.
 
     Source:
         Mixtral (renormalised), Switch Transformer (not).
     """
-    scores = logits.astype(jnp.float32)
-    probabilities = jax.nn.softmax(scores, axis=-1)
+    probabilities = jax.nn.softmax(at_least_float32(logits), axis=-1)
     picked = jnp.take_along_axis(probabilities, chosen, axis=-1)
     if not renormalise:
         return picked
     return picked / jnp.sum(picked, axis=-1, keepdims=True)
 
 
-def count_choices(chosen: jax.Array, num_experts: int) -> jax.Array:
-    """Count how many of the chosen pairs go to each expert, `(experts,) int32`."""
+def count_choices(
+    chosen: jax.Array, num_experts: int, *, where: jax.Array | None = None
+) -> jax.Array:
+    """Count how many of the chosen pairs go to each expert, `(experts,) int32`.
+
+    Args:
+        chosen: `(tokens, top_k)`.
+        num_experts: Number of experts.
+        where: `(tokens, top_k) bool`; others are not counted.
+    """
     columns = jnp.arange(num_experts, dtype=jnp.int32)
     hits = chosen.reshape(-1, 1) == columns  # (tokens * top_k, experts)
+    if where is not None:
+        hits = hits & where.reshape(-1, 1)
     return jnp.sum(hits, axis=0, dtype=jnp.int32)
 
 
@@ -92,7 +135,9 @@ def balance_loss(
     """Penalise routing that loads few experts: `experts * sum(f * P)`.
 
     Both arguments are sums over the whole batch, of all shards: the mean of
-    per-shard losses is another number. Balanced routing gives `top_k`.
+    per-shard losses is another number. Balanced routing gives `top_k`; without
+    tokens the loss is 0. It is linear in `probability_sums`: a shard's own sums,
+    with counts and tokens of the whole batch, give the shard's share of the loss.
 
     Args:
         counts: `(experts,)` choices of each expert; carries no gradient.
@@ -102,6 +147,7 @@ def balance_loss(
     Source:
         Switch Transformer, as Mixtral's reference code generalises it to top-k.
     """
-    fractions = jax.lax.stop_gradient(counts.astype(jnp.float32)) / num_tokens
-    means = probability_sums / num_tokens
+    tokens = jnp.maximum(num_tokens, 1)
+    fractions = jax.lax.stop_gradient(counts.astype(probability_sums.dtype)) / tokens
+    means = probability_sums / tokens
     return counts.shape[0] * jnp.sum(fractions * means)
