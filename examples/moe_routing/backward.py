@@ -50,9 +50,6 @@ def reply(firing: Firing, output: int, blocks: Blocks, results: Any) -> None:
         firing.send_to(output, source, part)
 
 
-# The loops -----------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Head:
     """The outputs of the head's operator."""
@@ -124,9 +121,6 @@ def open_loops(builder: GraphBuilder, settings: Settings) -> Loops:
         row_gradients=loop("row gradients", settings.num_experts),
         routing=loop("routing", shards),
     )
-
-
-# Embedding and experts -----------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,9 +226,6 @@ def pull_expert(
     """Give an expert's gradients, as one stacked row, and those of its rows."""
     gradients, row_gradients = expert_backward(params, rows, cotangents)
     return jax.tree.map(lambda leaf: leaf[None], gradients), row_gradients
-
-
-# The head, where forward turns into backward ---------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

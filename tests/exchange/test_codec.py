@@ -330,9 +330,6 @@ def test_a_message_class_that_contains_itself_is_a_bug():
         Codec([Endless])
 
 
-# Garbage ---------------------------------------------------------------------------
-
-
 def refuse_or_decode(body: bytes, buffers: list[bytes]) -> None:
     """Whatever comes in, only WireError may come out."""
     with contextlib.suppress(WireError):

@@ -70,9 +70,6 @@ def raw(sequence, message="hello", *, lane=Lane.CONTROL, sender=5, token=TOKEN):
     return pack_frames(number, token, body, buffers)
 
 
-# Delivery ---------------------------------------------------------------------------
-
-
 def test_messages_of_every_class_arrive_on_both_lanes(bind):
     with cluster(bind) as (one, two):
         for lane in Lane:
@@ -257,9 +254,6 @@ def test_keys_of_the_cluster_open_the_network():
         assert receive(two) == [(0, "hello")]
 
 
-# Waiting ----------------------------------------------------------------------------
-
-
 def test_waiting_ends_with_a_wake_from_another_thread(alone):
     thread = threading.Thread(target=alone.wake)
     thread.start()
@@ -294,9 +288,6 @@ def test_waiting_takes_no_more_than_its_time(alone):
     alone.wait(0)
     alone.wait(-1)
     assert 0.04 < time.monotonic() - start < 10
-
-
-# Failure ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -80,9 +80,6 @@ def test_an_empty_dataflow_builds():
     assert GraphBuilder("nothing").build().num_locations == 0
 
 
-# Names ---------------------------------------------------------------------------
-
-
 def test_operators_without_a_name_get_readable_ones():
     builder = GraphBuilder("flow")
     lines = source(builder)
@@ -121,9 +118,6 @@ def test_scopes_and_loops_have_names_of_their_own():
         builder.scope("rank")
     with pytest.raises(DuplicateNameError, match="two loops of one name; got 'rank'"):
         builder.feedback(name="rank")
-
-
-# Shards --------------------------------------------------------------------------
 
 
 def test_shards_come_from_the_call_the_first_input_or_the_builder():
@@ -210,9 +204,6 @@ def test_a_placement_on_a_missing_worker_is_refused_when_workers_are_known():
         builder.build().resolve(2)
 
 
-# Operators -------------------------------------------------------------------------
-
-
 def test_an_operator_without_inputs_must_be_a_source():
     with pytest.raises(GraphError, match="operator 'a' would never run"):
         GraphBuilder("flow").add_operator("a", "map")
@@ -269,9 +260,6 @@ def test_a_summary_that_changes_the_scope_is_refused(summary):
     lines = source(GraphBuilder("flow"))
     with pytest.raises(GraphError, match="operator 'a' has a summary that changes"):
         unary(lines, "a", summaries=[[[summary]]])
-
-
-# Scopes ----------------------------------------------------------------------------
 
 
 def test_entering_and_leaving_are_summaries_on_channels():
@@ -365,9 +353,6 @@ def test_an_operator_stands_in_the_scope_it_names():
         unary(lines, scope=builder.scope("loop"))
 
 
-# Loops -----------------------------------------------------------------------------
-
-
 def test_a_loop_that_is_never_connected_is_refused_by_name():
     builder = GraphBuilder("flow")
     builder.feedback(builder.scope("loop"), name="rank")
@@ -447,9 +432,6 @@ def test_advances_beyond_the_last_time_are_refused():
     sink(first.stream)
     with pytest.raises(GraphError, match="loop 'a' never has a time left"):
         builder.build()
-
-
-# Other dataflows -------------------------------------------------------------------
 
 
 def test_parts_of_another_dataflow_are_refused():

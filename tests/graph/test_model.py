@@ -88,9 +88,6 @@ def test_channels_are_found_from_both_ends(graph):
     assert sorted(outgoing, key=lambda c: c.index) == list(graph.channels)
 
 
-# Ends ------------------------------------------------------------------------------
-
-
 def ends(graph: Graph) -> list[str]:
     return [graph.describe_location(location) for location in graph.terminal_inputs()]
 
@@ -178,9 +175,6 @@ def test_cyclic_channels_are_those_on_a_cycle(graph):
         source = graph.location_of_output(*channel.source)
         target = graph.location_of_input(*channel.target)
         assert channel.is_cyclic == nx.has_path(ports, target, source)
-
-
-# Size and identity -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("build", [word_count, loop_graph])

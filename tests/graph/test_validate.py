@@ -24,9 +24,6 @@ def loop_through(builder, *names, by):
     return stream
 
 
-# Cycles ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("names", "path"),
     [("a", ("a", "a")), ("ab", ("a", "b", "a")), ("abc", ("a", "b", "c", "a"))],
@@ -112,9 +109,6 @@ def test_only_edges_of_cycles_are_cyclic():
         if c.is_cyclic
     }
     assert cyclic == {("merge", "step"), ("step", "merge")}
-
-
-# Dense edges ------------------------------------------------------------------------
 
 
 def dense_chain(**merge_options):

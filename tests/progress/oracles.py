@@ -113,9 +113,6 @@ def any_turn_repeats(cycle: list[Summary]) -> bool:
     return False
 
 
-# Strategies ------------------------------------------------------------------------
-
-
 def times(depth: int, largest: int = 5) -> st.SearchStrategy[Timestamp]:
     number = st.integers(0, largest)
     return st.tuples(*[number] * (depth + 1)) if depth else number

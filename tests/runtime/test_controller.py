@@ -49,9 +49,6 @@ def failure(text="boom", worker=1):
     return pack_error(error)
 
 
-# Membership --------------------------------------------------------------------------
-
-
 def test_peers_are_told_of_each_other_once_all_have_come():
     scene = Scene()
     scene.workers[0].hello()
@@ -164,9 +161,6 @@ def test_a_broken_link_without_a_cause_of_death_ends_the_run_all_the_same():
     assert "a gap on the bulk lane" in str(scene.ended.error)
 
 
-# Building ----------------------------------------------------------------------------
-
-
 def test_nothing_starts_before_every_worker_has_built_the_graph():
     scene = Scene()
     scene.gather()
@@ -205,9 +199,6 @@ def test_a_graph_that_is_never_built_ends_at_the_deadline_naming_who_is_late():
     scene.pass_(61.0)
     scene.drop()
     assert scene.ended.error.workers == (1,)
-
-
-# Progress and results ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["broadcast", "accumulator"])
@@ -332,9 +323,6 @@ def test_two_runs_side_by_side_keep_their_progress_apart():
     ]
 
 
-# Failure -----------------------------------------------------------------------------
-
-
 def test_the_first_failure_ends_the_run_and_later_ones_are_noted_on_it():
     scene = Scene()
     scene.start()
@@ -412,9 +400,6 @@ def test_closing_the_cluster_ends_every_run_and_tells_every_worker():
     scene.controller.shut_down()
     assert isinstance(scene.ended.error, RunStoppedError)
     assert [bool(w.last(Shutdown)) for w in scene.workers] == [True, True]
-
-
-# The driver --------------------------------------------------------------------------
 
 
 def test_what_the_driver_sends_before_the_start_is_kept_and_stays_in_order():

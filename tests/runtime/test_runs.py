@@ -61,9 +61,6 @@ def processes():
         yield cluster
 
 
-# Results -----------------------------------------------------------------------------
-
-
 def test_results_come_in_order_of_time_and_columns_stay_columns(cluster):
     flow = Dataflow()
     source = flow.source(np.arange(12), batch_size=2, epoch_every=1, num_shards=2)
@@ -123,9 +120,6 @@ def test_a_result_can_be_awaited(cluster):
         return (await run)["out"]
 
     assert asyncio.run(main()) == [8]
-
-
-# Inputs and probes -------------------------------------------------------------------
 
 
 def test_an_epoch_is_delivered_once_its_input_has_moved_on(cluster):
@@ -249,9 +243,6 @@ def test_a_record_that_cannot_travel_ends_the_run_with_an_error(processes):
         run.result(TIMEOUT_S)
 
 
-# Failure -----------------------------------------------------------------------------
-
-
 def test_a_failed_operator_ends_its_run_only_with_the_users_own_error(cluster):
     flow = doubled("good")
     good = cluster.start(flow)
@@ -321,9 +312,6 @@ def test_a_run_that_waits_for_the_driver_says_that_it_is_the_drivers_turn(cluste
     assert "an input that the driver has not advanced or closed" in row.what
 
 
-# Ending ------------------------------------------------------------------------------
-
-
 def test_stop_drains_an_endless_source_to_whole_epochs(cluster):
     flow = Dataflow()
     flow.source(endless, num_shards=2).probe().collect()
@@ -358,9 +346,6 @@ def test_a_block_that_raises_cancels_its_run(cluster):
     with pytest.raises(LookupError, match="mine"), cluster.start(flow) as run:
         raise LookupError("mine")
     assert run.done()
-
-
-# Options and messages ----------------------------------------------------------------
 
 
 def test_what_operators_send_to_the_driver_arrives_with_its_tag(cluster):

@@ -174,8 +174,6 @@ class Codec:
             raise WireError(f"a frame names no message; got index {index!r}")
         return self._by_index[index].decode(fields)
 
-    # Encoding -----------------------------------------------------------------------
-
     def _encode_any(self, value: Any) -> Any:
         """Prepare a user value; a list of many records travels by columns.
 
@@ -251,8 +249,6 @@ class Codec:
                 got=type(value).__name__,
             ) from error
         return [_EXT[_PICKLE], pickled, indices]
-
-    # Decoding -----------------------------------------------------------------------
 
     def _on_ext(self, code: int, data: bytes) -> _Mark:
         if data or not 0 <= code < len(_MARKS):

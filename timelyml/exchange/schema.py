@@ -107,9 +107,6 @@ def _nested_classes(cls: type[Any]) -> Iterator[type[Any]]:
             waiting += typing.get_type_hints(hint).values()
 
 
-# Code generation -----------------------------------------------------------------
-
-
 def _generate(cls: type[Any], fields: dict[str, _Field]) -> tuple[Convert, Convert]:
     """Return an encoder and a decoder written out for one class.
 
@@ -165,9 +162,6 @@ def _refuse(cls: type[Any], values: Any) -> None:
         f"expected {len(field_names(cls))} fields",
         message_type=cls.__name__,
     )
-
-
-# Conversion by annotation --------------------------------------------------------
 
 
 def _field_of(

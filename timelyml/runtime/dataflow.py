@@ -158,8 +158,6 @@ class Dataflow:
             self.instances[operator].is_busy for operator in self._active
         )
 
-    # What arrives -----------------------------------------------------------------
-
     def receive_data(self, peer: int, message: DataMessage) -> None:
         """Queue the blocks of a frame, and its progress."""
         for block in message.blocks:
@@ -208,8 +206,6 @@ class Dataflow:
         close_outside(self.instances)
         for spill in self.spills.values():
             spill.close()
-
-    # What instances call (see `Turn`) -----------------------------------------------
 
     def now(self) -> float:
         """Seconds by the worker's clock."""
@@ -274,8 +270,6 @@ class Dataflow:
     ) -> dict[Any, Any]:
         """Return declared state."""
         return self.state.cell(operator, shard, name, operator_name)
-
-    # The turn ---------------------------------------------------------------------
 
     def _frontiers_moved(self, changes: list[tuple[int, Timestamp, int]]) -> None:
         owners = self._input_owner

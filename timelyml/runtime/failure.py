@@ -111,9 +111,6 @@ def _rebuild_failure(
     return error
 
 
-# Any exception ---------------------------------------------------------------------
-
-
 def pack_exception(error: BaseException | None) -> bytes | None:
     """Pickle an exception, or return None if it cannot come back from that."""
     if error is None:
@@ -152,9 +149,6 @@ def _rebuild_bare(
     error.args = args
     error.__dict__.update(state)
     return error
-
-
-# The body of a Failed message ------------------------------------------------------
 
 
 def pack_error(error: TimelyError) -> bytes:

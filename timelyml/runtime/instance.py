@@ -85,8 +85,6 @@ class OperatorInstance:
         self._messages: deque[tuple[int, Any]] = deque()
         self._roots: list[Capability] = []
 
-    # What the dataflow calls ------------------------------------------------------
-
     def start(self) -> None:
         """Run `on_start` of every shard; then drop what they did not keep."""
         self._roots = [
@@ -173,8 +171,6 @@ class OperatorInstance:
             return False
         return True
 
-    # Callbacks --------------------------------------------------------------------
-
     def _begin(self, steps: Iterator[Wait | None]) -> None:
         self._steps = steps
         self._continue()
@@ -250,8 +246,6 @@ class OperatorInstance:
         for shard in self.shards.values():
             self.current = (shard.index, None)
             callback(shard)
-
-    # What shards call (see `Host`) ------------------------------------------------
 
     def may_send(self, output: int, time: Timestamp) -> bool:
         """Whether the callback being run, or a held capability, justifies it."""

@@ -64,8 +64,6 @@ class Membership:
         self._startup_deadline = self.now + self.startup_timeout_s
         self._checked = self.now
 
-    # What was heard --------------------------------------------------------------
-
     def hello(
         self, worker: int, process_id: int, endpoint: Endpoint | None, now: float
     ) -> bool:
@@ -102,8 +100,6 @@ class Membership:
             self.error = self.error or member.error
             self.phase = Phase.BROKEN
         return member.error
-
-    # What is overdue -------------------------------------------------------------
 
     def overdue(self, now: float) -> list[tuple[int, str]]:
         """Return the workers to be given up by now, each with the reason.
@@ -153,8 +149,6 @@ class Membership:
         """Return a worker for people: `worker 1 (pid 4711)`."""
         process_id = self.members[worker].process_id
         return f"worker {worker}" + (f" (pid {process_id})" if process_id else "")
-
-    # Words -----------------------------------------------------------------------
 
     def _late(self, now: float) -> list[tuple[int, str]]:
         if now < self._startup_deadline:

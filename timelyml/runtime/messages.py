@@ -2,7 +2,8 @@
 
 Each is a frozen dataclass; the codec turns it into frames. Data, progress and
 credit travel between workers; everything else between the controller and one
-worker. `generation` names the run: a message of an older one is refused.
+worker: first what it says, up to `Shutdown`, then what it is told. `generation`
+names the run: a message of an older one is refused.
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ from timelyml.progress import ProgressBatch, Timestamp
 
 # What two processes must agree on to work together: ours, and that of pickled code.
 HANDSHAKE = f"timelyml wire 1, python {sys.version_info[0]}.{sys.version_info[1]}"
-
-# Between workers -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +67,6 @@ class CreditMessage:
 
     generation: int
     refunds: tuple[tuple[int, int], ...]
-
-
-# Controller to worker ------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +136,6 @@ class Inspect:
 @dataclass(frozen=True, slots=True)
 class Shutdown:
     """Leave the cluster and end."""
-
-
-# Worker to controller ------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

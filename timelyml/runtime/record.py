@@ -81,8 +81,6 @@ class RunRecord:
         self._on_listener_error = on_listener_error
         self._on_end = on_end
 
-    # From the controller's thread ----------------------------------------------------
-
     def apply(self, effect: Effect) -> None:
         """Take an effect of the run."""
         match effect:
@@ -157,8 +155,6 @@ class RunRecord:
             self.future.set_exception(effect.error)
         if self._on_end is not None:
             self._on_end()
-
-    # From handles --------------------------------------------------------------------
 
     def wait_until(
         self, condition: Callable[[], bool], timeout_s: float | None

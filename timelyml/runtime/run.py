@@ -65,8 +65,6 @@ class Run:
         """The number of the run; later runs of a cluster have larger ones."""
         return self._identity.generation
 
-    # Waiting -------------------------------------------------------------------------
-
     def done(self) -> bool:
         """Whether the run is over, in whatever way."""
         return self.record.is_ended
@@ -146,8 +144,6 @@ class Run:
             raise KeyError(self._nothing_collected(name))
         return Results(self, name, keep=keep)
 
-    # Ending --------------------------------------------------------------------------
-
     def stop(self, drain: bool = True, timeout_s: float | None = None) -> None:
         """Let every source end at its present epoch and wait until all is done.
 
@@ -196,8 +192,6 @@ class Run:
             if spec.kind == INPUT_KIND:
                 self.input(spec.name).close()
         self.result()
-
-    # Feeding and watching --------------------------------------------------------------
 
     def input(self, name: str) -> InputHandle:
         """Return the handle of an input.
@@ -258,8 +252,6 @@ class Run:
         state = "over" if self.done() else "running"
         name = self._identity.graph.name
         return f"<Run {self.generation} of {name!r}, {state}>"
-
-    # Inside --------------------------------------------------------------------------
 
     def _inspect(self, timeout_s: float) -> Inspected | None:
         opened = self.record.open_inspection()

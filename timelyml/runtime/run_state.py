@@ -107,8 +107,6 @@ class RunState:
         """The run, for people."""
         return f"run {self.plan.generation} of dataflow {self.plan.graph.name!r}"
 
-    # From the controller -----------------------------------------------------------
-
     def begin(self, now: float) -> list[Effect]:
         """All workers are there: deploy."""
         plan = self.plan
@@ -185,8 +183,6 @@ class RunState:
         )
         return min((t for t in times if t is not None), default=None)
 
-    # From the driver ---------------------------------------------------------------
-
     def send_input(self, operator: int, shard: int, body: Any) -> list[Effect]:
         """Pass a message of an input handle on; bulk, so that it stays in order."""
         if self.phase in (RunPhase.ENDING, RunPhase.ENDED):
@@ -246,8 +242,6 @@ class RunState:
         self._phase_deadline = now + self.plan.drop_timeout_s
         return effects
 
-    # Building ----------------------------------------------------------------------
-
     def _ready(self, message: Ready, now: float) -> list[Effect]:
         if self.phase is not RunPhase.BUILDING:
             return []
@@ -289,16 +283,12 @@ class RunState:
         error.add_note("waiting for " + "; ".join(map(self._doing, late)))
         return error
 
-    # Results -----------------------------------------------------------------------
-
     def _emitted(self, message: Emitted) -> list[Effect]:
         if message.tag == COLLECT_TAG:
             self._collector.add(message.operator, message.shard, message.body)
             return []
         name = self.plan.graph.operators[message.operator].name
         return [DriverMessage(name, message.shard, message.tag, message.body)]
-
-    # Inspection --------------------------------------------------------------------
 
     def _ask(self, request: int, now: float) -> list[Effect]:
         is_deployed = self.phase in (RunPhase.BUILDING, RunPhase.RUNNING)
@@ -346,8 +336,6 @@ class RunState:
     def _doing(self, worker: int) -> str:
         doing = self._activities.get(worker)
         return f"worker {worker}, {doing}" if doing else f"worker {worker}"
-
-    # The end -----------------------------------------------------------------------
 
     def _end(self, reason: str) -> list[Effect]:
         self.phase = RunPhase.ENDING

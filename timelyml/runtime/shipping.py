@@ -146,9 +146,6 @@ def _is_importable(module: types.ModuleType) -> bool:
     return False
 
 
-# Which operator it was -------------------------------------------------------------
-
-
 def _explain(run: ShippedRun, error: Exception) -> ShippingError:
     for who, part in _parts(run.graph):
         if (culprit := find_culprit(part, _reason_not_picklable)) is not None:

@@ -113,8 +113,6 @@ class Worker:
                 return f"operator {instance.name!r}, shard {instance.current[0]}"
         return "waiting"
 
-    # Messages ---------------------------------------------------------------------
-
     def _handle(self, peer: int, message: Any) -> None:
         handler = self._handlers.get(type(message))
         if handler is None:
@@ -242,8 +240,6 @@ class Worker:
             self._report(generation, self._broken)
         if peer == CONTROLLER:  # nobody can tell this worker anything any more
             self.leave()
-
-    # Failure ----------------------------------------------------------------------
 
     def _guarded(self, dataflow: Dataflow, action: Callable[[], Any]) -> bool:
         """Run `action`; what it raises fails this run, and no other."""
