@@ -13,6 +13,7 @@ What the operators do is documented with them, in `timelyml.operators`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, Unpack, overload
 
 from timelyml import operators
@@ -55,6 +56,7 @@ from timelyml.runtime.run import Run
 
 Mode = Literal["inline", "threads", "processes"]
 Wire = Literal["ipc", "tcp"]
+Paths = str | Path | Iterable[str | Path]
 Made = StreamLike | Diverted[StreamRef]
 
 
@@ -259,6 +261,135 @@ class Dataflow:
                 columns=columns,
                 epoch_interval_s=epoch_interval_s,
                 credit_bytes=credit_bytes,
+                placement=placement,
+                name=name,
+            )
+        )
+
+    def read_text(
+        self,
+        paths: Paths,
+        *,
+        encoding: str = "utf-8",
+        batch_size: int | None = None,
+        epoch_every: int | None = None,
+        num_shards: int | None = None,
+        placement: Placement | None = None,
+        name: str | None = None,
+    ) -> Stream:
+        """Return a stream of the lines of files; each shard reads a range of the bytes.
+
+        Args:
+            paths: One path, a pattern with wildcards, or several.
+            encoding: Of the text.
+            batch_size: Most lines in one block; default: those of about 256 KiB.
+            epoch_every: Blocks per epoch, on each shard. Default: one epoch holds all.
+            num_shards: Default: the dataflow's.
+            placement: Which worker holds which shard.
+            name: Shown in traces and errors.
+        """
+        from timelyml import io  # noqa: PLC0415  as in `read`
+
+        return self._stream(
+            io.read_text(
+                self.builder,
+                paths,
+                encoding=encoding,
+                batch_size=batch_size,
+                epoch_every=epoch_every,
+                num_shards=num_shards,
+                placement=placement,
+                name=name,
+            )
+        )
+
+    def read_csv(
+        self,
+        paths: Paths,
+        *,
+        schema: SchemaLike | None = None,
+        columns: Sequence[str] | None = None,
+        delimiter: str = ",",
+        has_newlines: bool = False,
+        encoding: str = "utf-8",
+        batch_size: int | None = None,
+        epoch_every: int | None = None,
+        num_shards: int | None = None,
+        placement: Placement | None = None,
+        name: str | None = None,
+    ) -> Stream:
+        """Return a stream of rows: columns if a schema says how, else dicts of text.
+
+        Args:
+            paths: One path, a pattern with wildcards, or several.
+            schema: Dtypes of the columns to read, by name; default: rows are dicts.
+            columns: Names of all columns, for files without a header.
+            delimiter: Between fields.
+            has_newlines: Whether quoted fields hold ends of lines; files are then read
+                whole, each by one shard.
+            encoding: Of the text.
+            batch_size: Most rows in one block; default: those of about 256 KiB.
+            epoch_every: Blocks per epoch, on each shard. Default: one epoch holds all.
+            num_shards: Default: the dataflow's.
+            placement: Which worker holds which shard.
+            name: Shown in traces and errors.
+        """
+        from timelyml import io  # noqa: PLC0415  as in `read`
+
+        return self._stream(
+            io.read_csv(
+                self.builder,
+                paths,
+                schema=schema,
+                columns=columns,
+                delimiter=delimiter,
+                has_newlines=has_newlines,
+                encoding=encoding,
+                batch_size=batch_size,
+                epoch_every=epoch_every,
+                num_shards=num_shards,
+                placement=placement,
+                name=name,
+            )
+        )
+
+    def read_parquet(
+        self,
+        paths: Paths,
+        *,
+        columns: Sequence[str] | None = None,
+        fill: Mapping[str, Any] | None = None,
+        batch_size: int | None = None,
+        epoch_every: int | None = None,
+        num_shards: int | None = None,
+        placement: Placement | None = None,
+        name: str | None = None,
+    ) -> Stream:
+        """Return a stream of columns; each shard reads some of the row groups.
+
+        It needs pyarrow, the extra `arrow`.
+
+        Args:
+            paths: One path, a pattern with wildcards, or several.
+            columns: Names of those to read; default: all.
+            fill: By column, what stands for missing values; default: NaN.
+            batch_size: Most rows in one block; default: a row group.
+            epoch_every: Blocks per epoch, on each shard. Default: one epoch holds all.
+            num_shards: Default: the dataflow's.
+            placement: Which worker holds which shard.
+            name: Shown in traces and errors.
+        """
+        from timelyml import io  # noqa: PLC0415  as in `read`
+
+        return self._stream(
+            io.read_parquet(
+                self.builder,
+                paths,
+                columns=columns,
+                fill=fill,
+                batch_size=batch_size,
+                epoch_every=epoch_every,
+                num_shards=num_shards,
                 placement=placement,
                 name=name,
             )

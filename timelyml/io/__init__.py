@@ -1,9 +1,10 @@
-"""Streams from and to what is outside: connectors in the shape of Bytewax's."""
+"""Streams from and to what is outside: files, and connectors in Bytewax's shape."""
 
 from __future__ import annotations
 
 from timelyml.io.bytewax_feed import bytewax
 from timelyml.io.bytewax_sinks import write
 from timelyml.io.bytewax_sources import read
+from timelyml.io.files import read_csv, read_parquet, read_text
 
-__all__ = ["bytewax", "read", "write"]
+__all__ = ["bytewax", "read", "read_csv", "read_parquet", "read_text", "write"]

@@ -87,14 +87,14 @@ class Schema:
         }
 
     def check(self, who: str, payload: Any, *, origin: str = "declared") -> None:
-        """Refuse a payload that does not fit; one without records always does.
+        """Refuse a payload that does not fit; an empty list always does.
 
         Raises:
             SchemaError: It does not fit; names the column.
         """
-        if not num_records(payload):
-            return
         if isinstance(payload, list):
+            if not payload:
+                return
             raise _misfit(who, "records", self, origin, None)
         found = columns_of(payload)
         for name in [*self.columns, *found]:
