@@ -34,6 +34,7 @@ check: $(READY) ## formatting, lint, types, examples at a small size, tests
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 	$(PY) -m examples.moe_routing --small --verify
+	$(PY) -m examples.graph_algorithms --vertices 300 --edges 900
 	$(PY) -m pytest $(ARGS)
 
 format: $(READY) ## format the code and mend what ruff can mend
