@@ -14,7 +14,9 @@ from typing import Literal
 
 from timelyml.errors import ConfigError
 
-Formula = Literal["ceil", "megablocks", "flaxformer", "mesh", "maxtext", "tutel"]
+Formula = Literal[
+    "ceil", "fixed", "flaxformer", "maxtext", "megablocks", "mesh", "tutel"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +50,15 @@ class Capacity:
             or not math.isfinite(self.factor)
             or (self.factor == 0 and not may_be_zero)
             or (self.factor < 0 and not may_be_negative)
+            or (self.formula == "fixed" and self.factor != int(self.factor))
             or self.minimum < 1
             or self.alignment < 1
         ):
             raise ConfigError(
                 f"capacity cannot work; got {self!r}; expected a factor above 0 and a "
                 f"minimum of 1 or more, formula one of {sorted(_FORMULAS)}; only "
-                "'megablocks' and 'tutel' define a factor of 0 or less",
+                "'megablocks' and 'tutel' define a factor of 0, 'tutel' one below, and "
+                "'fixed' takes whole numbers",
                 option="capacity",
             )
 
@@ -69,7 +73,8 @@ class Capacity:
         """Give the capacity of every expert; None if nothing may be dropped.
 
         - "ceil": `ceil(tokens / experts * top_k * factor)`.
-        - "megablocks": the same rounded down; a factor of 0 drops nothing.
+        - "fixed": `factor` itself, a whole number.
+        - "megablocks": the same as "ceil", but rounded down; a factor of 0 drops nothing.
         - "flaxformer": `round(tokens / experts * factor)`, half to even, no `top_k`.
         - "mesh": `min(tokens, int(tokens * factor / experts))`, no `top_k`.
         - "maxtext": `max(ceil(tokens * top_k / experts) * factor, factor)` rounded
@@ -85,8 +90,8 @@ class Capacity:
                 "tutel" with a factor of 0 or less.
 
         Source:
-            GShard, DeepSpeed and Megatron (ceil), MegaBlocks, flaxformer,
-            mesh-tensorflow, MaxText, Tutel. Where they can give 0, this gives the
+            GShard, DeepSpeed and Megatron (ceil), transformers' Switch (fixed),
+            MegaBlocks, flaxformer, mesh-tensorflow, MaxText, Tutel. Where they can give 0, this gives the
             minimum.
         """
         if self.formula == "megablocks" and self.factor == 0:
@@ -100,6 +105,10 @@ class Capacity:
 
 def _ceil(factor: float, tokens: int, experts: int, top_k: int) -> int:
     return math.ceil(tokens / experts * (factor * top_k))
+
+
+def _fixed(factor: float, *_: int) -> int:
+    return int(factor)
 
 
 def _megablocks(factor: float, tokens: int, experts: int, top_k: int) -> int:
@@ -134,6 +143,7 @@ def _bounded_by_counts(factor: float, raw: int, largest_count: int | None) -> in
 
 _FORMULAS = {
     "ceil": _ceil,
+    "fixed": _fixed,
     "flaxformer": _flaxformer,
     "maxtext": _maxtext,
     "megablocks": _megablocks,
