@@ -38,16 +38,23 @@ def test_fast_work_sends_one_block_for_one_block():
     assert output.blocks == [(7, list(range(100)))]
 
 
-def test_there_is_a_yield_every_few_records():
+def test_there_is_a_yield_every_few_steps_of_fast_records():
     sizes = []
     work = steps.send_in_steps(
-        Sent(), 0, range(100), lambda chunk: sizes.append(len(chunk)) or []
+        Sent(), 0, range(9000), lambda chunk: sizes.append(len(chunk)) or []
     )
 
     num_yields = sum(1 for _ in work)
 
     assert max(sizes) <= steps.RECORDS_PER_STEP
-    assert (sum(sizes), len(sizes)) == (100, num_yields)
+    assert sum(sizes) == 9000
+    assert num_yields == len(sizes) // steps.STEPS_PER_YIELD
+
+
+def test_there_is_a_yield_after_every_step_of_slow_records():
+    slow = Sent(tick_s=2 * steps.STEP_S)
+
+    assert sum(1 for _ in steps.in_chunks(slow, range(20), lambda _: None)) == 20
 
 
 def test_fast_records_come_in_ever_longer_steps_up_to_a_bound():

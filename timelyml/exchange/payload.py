@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -152,13 +153,23 @@ def seal(payload: Payload) -> Payload:
     record, are sealed; the list itself belongs to the runtime from now on.
     """
     if isinstance(payload, list):
-        if not _UNSEALABLE.issuperset(map(type, payload)):
+        if not _holds_no_arrays(payload):
             for record in payload:
                 _seal_record(record)
         return payload
     for leaf in _flatten(payload)[0]:
         _seal_array(leaf)
     return payload
+
+
+def _holds_no_arrays(records: list[Any]) -> bool:
+    """Tell without a loop in Python, which would cost 0.3 us per record."""
+    types = set(map(type, records))
+    if types <= _UNSEALABLE:
+        return True
+    return types == {tuple} and _UNSEALABLE.issuperset(
+        map(type, chain.from_iterable(records))
+    )
 
 
 def _seal_record(record: Any) -> None:

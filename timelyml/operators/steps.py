@@ -2,8 +2,9 @@
 
 A long block of slow records must neither keep a worker from its other operators
 nor keep finished results back: a step takes as many records as fit in about a
-millisecond, one at first, and results are sent as soon as they have waited for
-`MAX_DELAY_S`. Fast code sends one block for one block.
+millisecond, one at first; the others have the worker after about a millisecond of
+steps; and results are sent as soon as they have waited for `MAX_DELAY_S`. Fast code
+sends one block for one block.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from timelyml.runtime.shard import Shard
 
 STEP_S = 0.001
 RECORDS_PER_STEP = 64  # at most: the next records may be slow even if these are fast
+STEPS_PER_YIELD = 16  # at most: a yield costs as much as ten fast records
 RECORDS_PER_BLOCK = 8192
 MAX_DELAY_S = 0.01
 
@@ -25,28 +27,40 @@ Work = Callable[[list[Any]], Iterable[Any]]
 
 
 class Pace:
-    """How many records fit in a step: doubled while they are fast, else halved."""
+    """How many records fit in a step, doubled while they are fast, else halved.
 
-    __slots__ = ("_began", "_now", "size")
+    It also tells when the others should have the worker.
+    """
+
+    __slots__ = ("_began", "_now", "_num_steps", "_resumed", "size")
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.size = 1
         self._now = now
-        self._began = now()
+        self._began = self._resumed = now()
+        self._num_steps = 0
 
-    def step(self) -> float:
+    def step(self, now: float | None = None) -> float:
         """Adapt to the step that ends here, and return the present time."""
-        now = self._now()
+        now = self._now() if now is None else now
         elapsed, self._began = now - self._began, now
+        self._num_steps += 1
         if elapsed > STEP_S:
             self.size = max(1, self.size // 2)
         elif elapsed < STEP_S / 2:
             self.size = min(2 * self.size, RECORDS_PER_STEP)
         return now
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it is time to yield."""
+        worked_s = self._began - self._resumed
+        return worked_s >= STEP_S / 2 or self._num_steps >= STEPS_PER_YIELD
+
     def resume(self) -> None:
-        """Do not count the time since `step`: others had the worker."""
-        self._began = self._now()
+        """Begin after a yield: do not count the time that others had the worker."""
+        self._began = self._resumed = self._now()
+        self._num_steps = 0
 
 
 def send_in_steps(
@@ -56,7 +70,7 @@ def send_in_steps(
     work: Work,
     failed: list[Any] | None = None,
 ) -> Iterator[None]:
-    """Send the results of all `records` at `time`; yields every few of them.
+    """Send the results of all `records` at `time`; yields now and then.
 
     Args:
         shard: The one that works.
@@ -65,28 +79,30 @@ def send_in_steps(
         work: See `Work`; results go to output 0.
         failed: What `work` appends here goes to output 1.
     """
-    now = shard.now
     remaining = iter(records)
     results: list[Any] = []
-    send_by = now() + MAX_DELAY_S
-    pace, reading = Pace(now), Pace(now)
+    send_by = shard.now() + MAX_DELAY_S
+    pace, reading = Pace(shard.now), Pace(shard.now)
     while chunk := list(islice(remaining, pace.size)):
-        produced = iter(work(chunk))
-        pace.resume()
+        produced = work(chunk)
+        is_all = isinstance(produced, list)
+        unread = iter(produced)
         while True:
-            reading.resume()
             # One more than one result a record ends the chunk at the first look.
             wanted = max(len(chunk) + 1, reading.size)
             before = len(results)
-            results.extend(islice(produced, wanted))
-            is_chunk_over = len(results) - before < wanted
-            is_late = reading.step() >= send_by
-            if len(results) >= RECORDS_PER_BLOCK or is_late:
+            results.extend(unread if is_all else islice(unread, wanted))
+            is_chunk_over = is_all or len(results) - before < wanted
+            now = reading.step()
+            if len(results) >= RECORDS_PER_BLOCK or now >= send_by:
                 results = _send(shard, time, results, failed)
-                send_by = now() + MAX_DELAY_S
+                send_by = now + MAX_DELAY_S
             if is_chunk_over:
-                pace.step()
-            yield
+                pace.step(now)
+            if reading.is_over:
+                yield
+                reading.resume()
+                pace.resume()
             if is_chunk_over:
                 break
     _send(shard, time, results, failed)
@@ -108,20 +124,21 @@ def _send(
 def in_chunks(
     shard: Shard, records: Iterable[Any], work: Callable[[list[Any]], object]
 ) -> Iterator[None]:
-    """Call `work` with a few of the records at a time; yields in between."""
+    """Call `work` with a few of the records at a time; yields now and then."""
     remaining = iter(records)
     pace = Pace(shard.now)
     while chunk := list(islice(remaining, pace.size)):
-        pace.resume()
         work(chunk)
         pace.step()
-        yield
+        if pace.is_over:
+            yield
+            pace.resume()
 
 
 def in_steps(
     shard: Shard, records: Iterable[Any], visit: Callable[[Any], object]
 ) -> Iterator[None]:
-    """Call `visit` with every record; yields every few of them."""
+    """Call `visit` with every record; yields now and then."""
 
     def work(chunk: list[Any]) -> None:
         for record in chunk:
