@@ -1,0 +1,153 @@
+"""timelyml's run: `python -m benchmarks.peers.timelyml_side JSON`, run by `runs`."""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bytewax.connectors.files import CSVSource
+
+from benchmarks.peers import work
+from benchmarks.peers.connectors import Notebook, Sink, Source
+from benchmarks.peers.runs import Side
+from benchmarks.pulse import pulse_graph
+from timelyml import Cluster, Dataflow, Shard, Stream
+from timelyml.graph import Graph
+
+ONE_EPOCH_S = 3600.0
+
+
+class Case:
+    """Builds the flow of one case."""
+
+    def __init__(self, side: Side) -> None:
+        self.side = side
+        self.flow = Dataflow(side.case)
+        self.notebook = Notebook(Path(side.folder))
+
+    def build(self) -> Graph:
+        """Return the graph."""
+        made = getattr(self, self.side.case)()
+        return made if isinstance(made, Graph) else self.flow.build()
+
+    def _read(self, make: Callable[..., Any], **options: Any) -> Stream:
+        made = partial(make, self.side.size)
+        is_lazy = options.pop("is_lazy", False)
+        source = Source(made, self.side.num_processes, self.notebook, is_lazy=is_lazy)
+        if not options:
+            options["epoch_interval_s"] = ONE_EPOCH_S
+        return self.flow.read(source, **options)
+
+    def word_count(self) -> None:
+        """Count words."""
+        words = self._read(work.lines).flat_map(str.split)
+        words.count(lambda word: word).collect()
+
+    def keyed_sum(self) -> None:
+        """Sum numbers by key."""
+        first, second = operator.itemgetter(0), operator.itemgetter(1)
+        self._read(work.pairs).reduce(first, operator.add, value=second).collect()
+
+    def keyed_sum_arrays(self) -> None:
+        """Sum columns by key."""
+        rows = self._read(work.columns)
+        rows.aggregate("key", {"sum": ("sum", "value")}).collect()
+
+    def csv_keyed_sum(self) -> None:
+        """Sum numbers by key from a file for each process."""
+        paths = work.csv_paths(Path(self.side.folder), self.side.num_processes)
+        streams = []
+        for part, path in enumerate(paths):
+            begin = partial(self.notebook.begin, part)
+            rows = self.flow.read(_TimedCSV(path, begin), epoch_interval_s=ONE_EPOCH_S)
+            streams.append(rows)
+        rows = streams[0].concat(*streams[1:]) if len(streams) > 1 else streams[0]
+        pairs = rows.map(lambda row: (row["key"], int(row["value"])))
+        first_of, second = operator.itemgetter(0), operator.itemgetter(1)
+        pairs.reduce(first_of, operator.add, value=second).collect()
+
+    def map_and_redistribute(self) -> None:
+        """Two maps, with records spread evenly over all shards in between."""
+        first = self._read(work.numbers).map(lambda n: n + 1)
+        second = first.rebalance().map(lambda n: 2 * n)
+        total = second.reduce(lambda _: "all", operator.add)
+        total.collect()
+
+    def epochs_pipelined(self) -> None:
+        """Epochs of one record that crosses, as fast as they go."""
+        ticks = self._read(work.ticks, epoch_every=1).exchange(_target)
+        ticks.sink(_ask, on_notify=_over)
+
+    def epochs_waiting(self) -> Graph:
+        """Epochs of one record that crosses, each begun when the last one is over."""
+        return pulse_graph(num_epochs=self.side.size.waits, senders="all")
+
+    def huge_epoch(self) -> None:
+        """Large arrays in one epoch, for a slow sink in the last process."""
+        arrays = self._read(work.arrays, is_lazy=True)
+        sink = Sink(self.side.num_processes, self.notebook, work.SECONDS_PER_ITEM)
+        arrays.write(sink)
+
+
+class _TimedCSV(CSVSource):
+    """A CSV file that notes when it was first read."""
+
+    def __init__(self, path: Path, begin: Callable[[], None]) -> None:
+        super().__init__(path, get_fs_id=lambda _: "here")
+        self._begin = begin
+
+    def build_part(self, step_id: str, for_part: str, resume_state: Any) -> Any:
+        """Open the file."""
+        self._begin()
+        return super().build_part(step_id, for_part, resume_state)
+
+
+def _target(record: tuple[str, int]) -> int:
+    return int(record[0])
+
+
+def _ask(shard: Shard, delivery: Any) -> None:
+    shard.notify_at(delivery.time)
+
+
+def _over(_shard: Shard, _time: Any) -> None:
+    """Take note that an epoch is over, as Bytewax's sink does."""
+
+
+def main() -> None:
+    """Run the case, and print when it was over and what came out."""
+    side = Side.from_map(json.loads(sys.argv[1])["side"])
+    graph = Case(side).build()
+    mode = "inline" if side.num_processes == 1 else "processes"
+    with Cluster(side.num_processes, mode=mode) as cluster:
+        result = cluster.run(graph)
+        ended = {"at": time.monotonic(), "cpu": time.process_time()}
+    notebook = Notebook(Path(side.folder))
+    if side.case == "epochs_waiting":  # reads nothing, but tells how long it took
+        taken = max(sum(seconds) for _, seconds in result["seconds"])
+        notebook.write("first-all", {"at": ended["at"] - taken, "process": None})
+    output = {"ended": {**ended, "process": os.getpid()}}
+    print(json.dumps({**output, "items": _items(side.case, result)}))
+
+
+def _items(case: str, result: Any) -> list[list[Any]]:
+    if "out" not in result:
+        return []
+    if case != "keyed_sum_arrays":
+        return [[str(key), value] for key, value in result["out"]]
+    return [
+        [str(key), value]
+        for _, block in result.batches("out")
+        for key, value in zip(block["key"].tolist(), block["sum"].tolist(), strict=True)
+    ]
+
+
+if __name__ == "__main__":
+    main()
