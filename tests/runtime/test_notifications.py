@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timelyml.progress import less_than
+from timelyml.progress import less_equal, less_than
 from timelyml.runtime.notifications import Notification, NotificationQueue
 
 PRODUCTS = st.tuples(st.integers(0, 4), st.integers(0, 4))
@@ -26,7 +29,7 @@ def _drain(queue, is_complete):
 def test_exactly_the_complete_ints_are_delivered_in_order(times, frontier):
     queue = NotificationQueue(in_order=False)
     for time in times:
-        queue.add(_request(time), is_monotone=True)
+        queue.add(_request(time), is_dense=False)
 
     delivered = _drain(queue, lambda shard, time, ports: time < frontier)
 
@@ -34,11 +37,26 @@ def test_exactly_the_complete_ints_are_delivered_in_order(times, frontier):
     assert len(queue) == len(times) - len(delivered)
 
 
+@given(st.lists(st.tuples(PRODUCTS, st.integers(0, 2)), unique=True), st.sets(PRODUCTS))
+def test_exactly_the_complete_products_are_delivered_in_order(requests, frontier):
+    queue = NotificationQueue(in_order=False)
+    for time, shard in requests:
+        queue.add(_request(time, shard), is_dense=False)
+
+    def is_complete(shard, time, ports):
+        return not any(less_equal(element, time) for element in frontier)
+
+    delivered = [(n.time, n.shard) for n in _drain(queue, is_complete)]
+
+    assert delivered == sorted(r for r in requests if is_complete(r[1], r[0], ()))
+    assert len(queue) == len(requests) - len(delivered)
+
+
 @given(st.lists(PRODUCTS, unique=True), st.sets(PRODUCTS))
 def test_delivered_products_extend_the_partial_order(times, complete):
     queue = NotificationQueue(in_order=False)
     for time in times:
-        queue.add(_request(time), is_monotone=False)
+        queue.add(_request(time), is_dense=True)
 
     delivered = [n.time for n in _drain(queue, lambda s, time, p: time in complete)]
 
@@ -51,7 +69,7 @@ def test_delivered_products_extend_the_partial_order(times, complete):
 def test_in_order_a_shard_waits_for_its_own_earlier_times_only(requests):
     queue = NotificationQueue(in_order=True)
     for time, shard in requests:
-        queue.add(_request(time, shard), is_monotone=True)
+        queue.add(_request(time, shard), is_dense=False)
     stuck = min((t for t, s in requests if s == 0), default=None)
 
     delivered = _drain(queue, lambda shard, time, p: (shard, time) != (0, stuck))
@@ -64,9 +82,56 @@ def test_in_order_a_shard_waits_for_its_own_earlier_times_only(requests):
 
 def test_a_time_may_be_asked_for_twice_on_different_ports():
     queue = NotificationQueue(in_order=True)
-    queue.add(_request(3, ports=(1,)), is_monotone=True)
-    queue.add(_request(3, ports=(0,)), is_monotone=True)
+    queue.add(_request(3, ports=(1,)), is_dense=False)
+    queue.add(_request(3, ports=(0,)), is_dense=False)
 
     delivered = _drain(queue, lambda shard, time, ports: True)
 
     assert [n.ports for n in delivered] == [(0,), (1,)]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 6), st.integers(0, 1), st.sampled_from([(0,), (1,), (0, 1)])
+        ),
+        unique=True,
+    ),
+    st.tuples(st.integers(0, 7), st.integers(0, 7)),
+)
+def test_in_order_an_earlier_time_on_other_ports_comes_first(requests, frontiers):
+    queue = NotificationQueue(in_order=True)
+    for request in requests:
+        queue.add(_request(*request), is_dense=False)
+
+    def is_complete(shard, time, ports):
+        return all(time < frontiers[port] for port in ports)
+
+    delivered = [(n.time, n.shard, n.ports) for n in _drain(queue, is_complete)]
+
+    for shard in (0, 1):
+        mine = sorted(r for r in requests if r[1] == shard)
+        stuck = min((r[0] for r in mine if not is_complete(*r[1::-1], r[2])), default=9)
+        due = [r for r in mine if r[0] <= stuck and is_complete(shard, r[0], r[2])]
+        assert [r for r in delivered if r[1] == shard] == due
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+@pytest.mark.parametrize("depth", [0, 1])
+def test_looking_for_a_ready_one_costs_the_same_however_many_are_open(depth, in_order):
+    def looks(num_open):
+        queue, looked = NotificationQueue(in_order=in_order), 0
+        times = list(range(num_open))
+        random.Random(7).shuffle(times)
+        for time in times:
+            queue.add(_request((time, time) if depth else time), is_dense=False)
+
+        def is_complete(shard, time, ports):
+            nonlocal looked
+            looked += 1
+            return False
+
+        queue.pop_ready(is_complete)
+        return looked
+
+    assert looks(10_000) == looks(10) == 1

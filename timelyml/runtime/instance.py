@@ -75,7 +75,6 @@ class OperatorInstance:
         self._turn = turn
         self._summaries = spec.summaries
         self._notifications = NotificationQueue(in_order=logic.in_order)
-        self._is_total = not spec.scope
         self._steps: Iterator[Wait | None] | None = None
         self._waits = False  # until a shard is activated
         self._context_port = BY_CAPABILITY
@@ -299,8 +298,8 @@ class OperatorInstance:
             pending = Notification(
                 time, shard, wanted, max(via, BY_CAPABILITY), capabilities
             )
-            is_monotone = self._is_total and not any(self._dense[p] for p in wanted)
-            self._notifications.add(pending, is_monotone=is_monotone)
+            is_dense = any(self._dense[port] for port in wanted)
+            self._notifications.add(pending, is_dense=is_dense)
         else:
             pending.capabilities.extend(capabilities)
         pending.asked.add((via, outputs))

@@ -3,7 +3,8 @@
 A notification is asked for by (shard, time, ports) and becomes ready when every
 one of the ports is complete at its time. Ready ones come out in an order that
 extends the partial order of times; with `in_order`, a shard gets none before
-all its earlier ones.
+all its earlier ones. Looking for a ready one costs as much as few could be the
+next: however many times are asked for, only the earliest are looked at.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import heapq
 from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from timelyml.progress import Capability, Timestamp
+from timelyml.progress import Capability, MutableAntichain, Timestamp
 
 Ports = tuple[int, ...]
 IsComplete = Callable[[int, Timestamp, Ports], bool]
@@ -42,12 +44,8 @@ class NotificationQueue:
 
     def __init__(self, *, in_order: bool) -> None:
         self._in_order = in_order
-        # By ports. A heap where completeness is monotone in time and the same
-        # for every shard, so that only the head needs a look; else a sorted list.
-        self._heaps: dict[Ports, list[Notification]] = {}
-        self._sorted: dict[Ports, list[Notification]] = {}
         self._pending: dict[tuple[int, Timestamp, Ports], Notification] = {}
-        self._open_times: dict[int, list[Timestamp]] = {}  # by shard, ascending
+        self._queues: dict[Ports, _Queue] = {}  # () for all ports, with `in_order`
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -56,52 +54,147 @@ class NotificationQueue:
         """Return the request for that shard, time and ports, if it is pending."""
         return self._pending.get((shard, time, ports))
 
-    def add(self, notification: Notification, *, is_monotone: bool) -> None:
-        """Add a request that is not there yet."""
-        ports = notification.ports
-        self._pending[notification.shard, notification.time, ports] = notification
-        if is_monotone and not self._in_order:
-            heapq.heappush(self._heaps.setdefault(ports, []), notification)
-        else:
-            insort(self._sorted.setdefault(ports, []), notification)
-        if self._in_order:
-            insort(
-                self._open_times.setdefault(notification.shard, []), notification.time
-            )
+    def of_shard(self, shard: int) -> list[Notification]:
+        """Return what is pending for one shard."""
+        return [each for each in self._pending.values() if each.shard == shard]
+
+    def add(self, notification: Notification, *, is_dense: bool) -> None:
+        """Add a request that is not there yet.
+
+        Args:
+            notification: The request.
+            is_dense: Whether one of its ports is complete by counting: then it may
+                be complete for one shard alone, and before an earlier time.
+        """
+        time, ports = notification.time, notification.ports
+        self._pending[notification.shard, time, ports] = notification
+        key = () if self._in_order else ports
+        queue = self._queues.get(key)
+        if queue is None:
+            if self._in_order:
+                queue = _ShardsInOrder()
+            elif is_dense:
+                queue = _AnyOrder()
+            else:
+                queue = _Earliest() if isinstance(time, int) else _Minimal()
+            self._queues[key] = queue
+        queue.add(notification)
 
     def pop_ready(self, is_complete: IsComplete) -> Notification | None:
         """Remove and return the first ready notification, if any."""
         best: Notification | None = None
-        for heap in self._heaps.values():
-            if heap and (best is None or heap[0] < best):
-                head = heap[0]
-                if is_complete(head.shard, head.time, head.ports):
-                    best = head
-        for pending in self._sorted.values():
-            for candidate in pending:
-                if best is not None and not candidate < best:
-                    break
-                if self._may_fire(candidate) and is_complete(
-                    candidate.shard, candidate.time, candidate.ports
-                ):
-                    best = candidate
-                    break
-        if best is not None:
-            self._remove(best)
+        owner: _Queue | None = None
+        for queue in self._queues.values():
+            found = queue.first_ready(is_complete)
+            if found is not None and (best is None or found < best):
+                best, owner = found, queue
+        if best is not None and owner is not None:
+            owner.remove(best)
+            del self._pending[best.shard, best.time, best.ports]
         return best
 
-    def _may_fire(self, candidate: Notification) -> bool:
-        if not self._in_order:
-            return True
-        return self._open_times[candidate.shard][0] == candidate.time
 
-    def _remove(self, notification: Notification) -> None:
-        ports = notification.ports
-        del self._pending[notification.shard, notification.time, ports]
-        heap = self._heaps.get(ports)
-        if heap and heap[0] is notification:
-            heapq.heappop(heap)
-        else:
-            self._sorted[ports].remove(notification)
-        if self._in_order:
-            self._open_times[notification.shard].remove(notification.time)
+class _Queue(Protocol):
+    """Some of the notifications, in the order in which they may become ready."""
+
+    def add(self, notification: Notification) -> None: ...
+
+    def first_ready(self, is_complete: IsComplete) -> Notification | None:
+        """Return the first one that is ready, and leave it there."""
+
+    def remove(self, notification: Notification) -> None:
+        """Remove what `first_ready` returned."""
+
+
+class _Earliest:
+    """For total times and sparse ports: nothing is ready before the first one is."""
+
+    def __init__(self) -> None:
+        self._heap: list[Notification] = []
+
+    def add(self, notification: Notification) -> None:
+        heapq.heappush(self._heap, notification)
+
+    def first_ready(self, is_complete: IsComplete) -> Notification | None:
+        if not self._heap:
+            return None
+        head = self._heap[0]
+        return head if is_complete(head.shard, head.time, head.ports) else None
+
+    def remove(self, _: Notification) -> None:
+        heapq.heappop(self._heap)
+
+
+class _Minimal:
+    """For partial times and sparse ports: the minimal times are ready first."""
+
+    def __init__(self) -> None:
+        self._minimal = MutableAntichain()
+        self._by_time: dict[Timestamp, list[Notification]] = {}  # heaps, by shard
+
+    def add(self, notification: Notification) -> None:
+        time = notification.time
+        if time not in self._by_time:
+            self._minimal.update([(time, 1)])
+        heapq.heappush(self._by_time.setdefault(time, []), notification)
+
+    def first_ready(self, is_complete: IsComplete) -> Notification | None:
+        for time in self._minimal.elements:
+            head = self._by_time[time][0]
+            if is_complete(head.shard, time, head.ports):
+                return head
+        return None
+
+    def remove(self, notification: Notification) -> None:
+        time = notification.time
+        heapq.heappop(self._by_time[time])
+        if not self._by_time[time]:
+            del self._by_time[time]
+            self._minimal.update([(time, -1)])
+
+
+class _ShardsInOrder:
+    """Each shard's own earliest time comes first, whatever its ports are."""
+
+    def __init__(self) -> None:
+        self._by_shard: dict[int, list[Notification]] = {}  # ascending
+
+    def add(self, notification: Notification) -> None:
+        insort(self._by_shard.setdefault(notification.shard, []), notification)
+
+    def first_ready(self, is_complete: IsComplete) -> Notification | None:
+        best: Notification | None = None
+        for shard, pending in self._by_shard.items():
+            earliest = pending[0].time
+            for each in pending:
+                if each.time != earliest or (best is not None and not each < best):
+                    break
+                if is_complete(shard, earliest, each.ports):
+                    best = each
+                    break
+        return best
+
+    def remove(self, notification: Notification) -> None:
+        pending = self._by_shard[notification.shard]
+        pending.remove(notification)  # among the first
+        if not pending:
+            del self._by_shard[notification.shard]
+
+
+class _AnyOrder:
+    """For dense ports: any of them may be ready, for its shard alone."""
+
+    def __init__(self) -> None:
+        self._pending: list[Notification] = []  # ascending
+
+    def add(self, notification: Notification) -> None:
+        insort(self._pending, notification)
+
+    def first_ready(self, is_complete: IsComplete) -> Notification | None:
+        for each in self._pending:
+            if is_complete(each.shard, each.time, each.ports):
+                return each
+        return None
+
+    def remove(self, notification: Notification) -> None:
+        self._pending.remove(notification)
