@@ -29,6 +29,9 @@ from timelyml.runtime.shard import Shard
 DIRECT_ROWS = 4096
 """As many first rows of a time are sent on at once; combining waits for its end."""
 
+ROWS_PER_GROUPING = 4096
+"""Rows of small blocks that wait to be grouped together."""
+
 MOST_ROWS = 1 << 16
 """Partial aggregates that are kept before they are merged, or sent on."""
 
@@ -251,9 +254,17 @@ class Pile:
     """Partial aggregates of one time, merged when they have become many."""
 
     num_direct: int = 0
+    rows: list[Any] = field(default_factory=list)  # not grouped yet
+    num_ungrouped: int = 0
     parts: list[Columns] = field(default_factory=list)
     num_rows: int = 0
     merge_at: int = MOST_ROWS
+
+    def group(self, plan: Plan) -> None:
+        """Group the rows that wait for it."""
+        if self.rows:
+            self.add(plan.grouped(concat(self.rows)))
+            self.rows, self.num_ungrouped = [], 0
 
     def add(self, part: Columns) -> None:
         """Add some; `is_high` tells when to merge."""
@@ -287,7 +298,10 @@ def _combining(plan: Plan) -> Logic:
             shard.output().send(time, plan.as_partials(payload))
             return
         shard.notify_at(time)
-        pile.add(plan.grouped(payload))
+        pile.rows.append(payload)
+        pile.num_ungrouped += rows
+        if pile.num_ungrouped >= ROWS_PER_GROUPING:
+            pile.group(plan)
         if pile.is_high:
             pile.merge(plan)
             if pile.num_rows >= MOST_ROWS // 2:  # there is little to combine
@@ -295,9 +309,10 @@ def _combining(plan: Plan) -> Logic:
                 pile.parts, pile.num_rows, pile.merge_at = [], 0, MOST_ROWS
 
     def on_notify(shard: Shard, time: Timestamp) -> None:
-        parts = shard.state.pop(time).parts
-        if parts:
-            shard.output().send(time, plan.merged(parts))
+        pile = shard.state.pop(time)
+        pile.group(plan)
+        if pile.parts:
+            shard.output().send(time, plan.merged(pile.parts))
 
     return Logic(on_batch=on_batch, on_notify=on_notify)
 
