@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from importlib.metadata import version
 import pytest
 from typer.testing import CliRunner
 
+from timelyml import Cluster, Dataflow
 from timelyml.cli import app
 
 FLOWS = """
@@ -195,6 +197,47 @@ def test_a_graph_is_printed_as_text_or_as_mermaid(timelyml):
     assert mermaid.stdout.startswith("flowchart ")
     assert "counts" in text.stdout
     assert "counts" in mermaid.stdout
+
+
+@pytest.fixture
+def sockets(tmp_path, monkeypatch):
+    """Drivers of this test listen where those of nobody else do."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+def test_why_says_what_a_running_flow_waits_for(timelyml, sockets):
+    flow = Dataflow("fed")
+    flow.input("numbers").collect()
+    with Cluster(1, mode="threads") as cluster:
+        run = flow.start(cluster=cluster)
+        run.record.wait_until(lambda: run.record.is_started, 30)
+        done = timelyml("why", str(os.getpid()))
+        other = timelyml("why", "1")
+        run.cancel()
+
+    assert (done.exit_code, done.stderr) == (0, "")
+    first, *rest = done.stdout.splitlines()
+    assert first.startswith(f"process {os.getpid()}, ")
+    assert "run 1 of dataflow 'fed'" in rest[0]
+    assert "an input that the driver has not advanced or closed" in rest[1]
+    assert "worker 0 is waiting" in done.stdout
+    assert (other.exit_code, other.stdout) == (1, "")
+    assert "no driver with process id 1 has a cluster" in other.stderr
+
+
+def test_why_says_so_where_nothing_runs(timelyml, sockets):
+    done = timelyml("why")
+
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr == "timelyml: no driver of yours has a cluster on this machine\n"
+
+
+def test_why_says_so_where_no_run_is_going_on(timelyml, sockets):
+    with Cluster(1, mode="inline"):
+        done = timelyml("why")
+
+    assert done.exit_code == 0
+    assert done.stdout.splitlines()[1] == "  no run is going on"
 
 
 @pytest.mark.parametrize(

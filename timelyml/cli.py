@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -30,6 +30,8 @@ from timelyml.errors import (
     TimelyError,
 )
 from timelyml.fluent import Dataflow
+from timelyml.runtime.enquiries import ask_drivers
+from timelyml.runtime.stall import StallReport, StallRow
 
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 
@@ -139,6 +141,49 @@ def graph(
         typer.echo(flow.to_mermaid() if mermaid else flow.describe())
 
 
+@app.command()
+def why(
+    process: Annotated[
+        int | None,
+        typer.Argument(metavar="[PID]", help="Of one driver only. Default: all."),
+    ] = None,
+    *,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", help="Seconds to wait for an answer.")
+    ] = 2.0,
+) -> None:
+    """Say what the runs wait for that you have going on this machine."""
+    answers = [
+        answer
+        for answer in ask_drivers(timeout_s)
+        if process in (None, answer["process_id"])
+    ]
+    for answer in answers:
+        for line in _lines_of(answer):
+            typer.echo(line)
+    if not answers:
+        whose = "of yours" if process is None else f"with process id {process}"
+        _complain(f"no driver {whose} has a cluster on this machine")
+        raise typer.Exit(FAILED)
+
+
+def _lines_of(answer: dict[str, Any]) -> Iterator[str]:
+    """Show what one session of a driver said."""
+    who = f"process {answer['process_id']}"
+    if "error" in answer:
+        yield f"{who} {answer['error']}"
+        return
+    yield f"{who}, {answer['program']}, number of workers: {answer['num_workers']}"
+    for run in answer["runs"]:
+        rows = [StallRow(**row) for row in run["rows"]]
+        report = StallReport(run["headline"], tuple(rows), tuple(run["unanswered"]))
+        yield from (f"  {line}" for line in str(report).splitlines())
+    if not answer["runs"]:
+        yield "  no run is going on"
+    for worker, doing in answer["workers"].items():
+        yield f"  worker {worker} is {doing}"
+
+
 @contextmanager
 def _exit_codes() -> Iterator[None]:
     """Turn errors into one line on stderr and an exit code.
@@ -173,7 +218,7 @@ def _check_names(flow: Dataflow, names: list[str]) -> None:
             )
 
 
-def _complain(error: Exception) -> None:
+def _complain(error: object) -> None:
     typer.echo(f"timelyml: {error}", err=True)
 
 

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 60.0
 
 
-def start(code, *, cwd, argv=("program.py",), stdin=None):
+def start(code, *, cwd, argv=("program.py",), keep_stdin=False):
     """Start a program; `argv` is the script it is in, or "-" for stdin."""
     if argv[0] != "-":
         Path(cwd, argv[0]).write_text(code)
@@ -27,8 +27,9 @@ def start(code, *, cwd, argv=("program.py",), stdin=None):
     )
     if argv[0] == "-":
         process.stdin.write(code)
-    process.stdin.close()
-    process.stdin = None
+    if not keep_stdin:
+        process.stdin.close()
+        process.stdin = None
     return process
 
 

@@ -84,7 +84,8 @@ def test_tcp_workers_do_the_same_as_ipc_workers():
         assert len(set(process_ids(cluster).values())) == 2
 
 
-def test_nothing_is_left_of_a_closed_cluster(monkeypatch):
+def test_nothing_is_left_of_a_closed_cluster(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     parent = Path(tempfile.mkdtemp())
     monkeypatch.setattr(tempfile, "tempdir", str(parent))
     before = cluster_threads()
@@ -93,6 +94,7 @@ def test_nothing_is_left_of_a_closed_cluster(monkeypatch):
         (directory,) = parent.iterdir()
         assert directory.stat().st_mode & 0o777 == 0o700
     parent.rmdir()  # fails unless it is empty
+    assert list(tmp_path.iterdir()) == []
     assert not any(map(is_alive, ids.values()))
     assert cluster_threads() <= before
 

@@ -191,6 +191,7 @@ class Cluster:
             self.options.workers,
             build_timeout_s=self.options.startup_timeout_s,
         )
+        session.follow(identity, record)
         controller.submit(plan, record.apply)
         if not is_caller_driven:
             session.start_thread()

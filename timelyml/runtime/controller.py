@@ -125,6 +125,10 @@ class Controller:
         """Runs that are not over."""
         return len(self._runs)
 
+    def activity(self, worker: int) -> str:
+        """What a worker was doing when it was last heard of; empty if unknown."""
+        return self._activities.get(worker, "")
+
     def transport_metrics(self) -> dict[str, Any]:
         """Return what the controller's transport moved and refused, by lane."""
         return asdict(self._transport.metrics)

@@ -38,6 +38,9 @@ class Launcher(Protocol):
     def kill(self, worker: int) -> None:
         """End one worker at once, if that is possible."""
 
+    def activity(self, worker: int) -> str:
+        """Return what a worker is doing, where it can be seen from here."""
+
 
 def make_worker(index: int, transport: Transport, spill_directory: Path) -> Worker:
     """Build a worker and let it say hello."""
@@ -59,6 +62,7 @@ class ThreadLauncher:
         self._hub = hub
         self._directory = tempfile.TemporaryDirectory(prefix="timelyml-")
         self._threads: list[threading.Thread] = []
+        self._workers: dict[int, Worker] = {}
         self._num_workers = num_workers
 
     def start(self, controller: Controller) -> None:
@@ -77,6 +81,7 @@ class ThreadLauncher:
         transport = self._hub.transport(index)
         try:
             worker = make_worker(index, transport, Path(self._directory.name))
+            self._workers[index] = worker
             drive(worker, transport, lambda: worker.is_stopped, time.monotonic)
         except BaseException as error:  # noqa: BLE001 - the thread must not vanish
             what = f"ended with {type(error).__name__}: {error}"
@@ -97,6 +102,10 @@ class ThreadLauncher:
 
     def kill(self, worker: int) -> None:
         """Do nothing: a thread cannot be ended from outside."""
+
+    def activity(self, worker: int) -> str:
+        """Return what a worker is doing; empty before it has come."""
+        return self._workers[worker].activity() if worker in self._workers else ""
 
 
 class InlineLauncher:
@@ -127,6 +136,10 @@ class InlineLauncher:
 
     def kill(self, worker: int) -> None:
         """Do nothing: the worker is in this process."""
+
+    def activity(self, worker: int) -> str:  # noqa: ARG002  see Launcher
+        """Return what the worker is doing; empty before it has come."""
+        return "" if self.worker is None else self.worker.activity()
 
 
 class InlineEndpoint:

@@ -114,6 +114,10 @@ class ProcessLauncher:
         if child is not None and not child.is_gone:
             child.process.kill()
 
+    def activity(self, worker: int) -> str:  # noqa: ARG002  see Launcher
+        """Return nothing: heartbeats tell the controller."""
+        return ""
+
     # The thread ------------------------------------------------------------------------
 
     def _serve(self, controller: Controller) -> None:

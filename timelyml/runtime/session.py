@@ -7,15 +7,24 @@ left when `serve` returns.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, TypeGuard
 
-from timelyml.errors import InvariantError, PeerError
+from timelyml.errors import ConfigError, InvariantError, PeerError
 from timelyml.exchange import Transport
 from timelyml.runtime.controller import Controller
+from timelyml.runtime.enquiries import EnquiryServer
 from timelyml.runtime.launch import Launcher
 from timelyml.runtime.loop import Endpoint, drive
+from timelyml.runtime.record import RunRecord
+from timelyml.runtime.run import Run, RunIdentity
 
 CLOSE_TIMEOUT_S = 20.0
 
@@ -43,7 +52,12 @@ class Session:
         self._endpoint = endpoint
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
+        # Weak, or what the last run collected would stay in memory.
+        self._runs: list[tuple[RunIdentity, weakref.ref[RunRecord]]] = []
+        self._enquiries: EnquiryServer | None = None
         launcher.start(controller)
+        with contextlib.suppress(OSError, ConfigError):
+            self._enquiries = EnquiryServer(self._why)
 
     @property
     def is_usable(self) -> bool:
@@ -55,6 +69,11 @@ class Session:
     def has_thread(self) -> bool:
         """Whether a thread of its own drives it."""
         return self._thread is not None
+
+    def follow(self, identity: RunIdentity, record: RunRecord) -> None:
+        """Let others ask about a run, as long as it goes on."""
+        going_on = [(each, ref) for each, ref in self._runs if _goes_on(ref())]
+        self._runs = [*going_on, (identity, weakref.ref(record))]
 
     def start_thread(self) -> None:
         """Let a thread of its own drive the session until it is closed."""
@@ -106,6 +125,8 @@ class Session:
         """Free everything; whatever comes to the controller now ends at once."""
         if self._closed.is_set():
             return
+        if self._enquiries is not None:
+            self._enquiries.close()
         try:
             # Of a broken session nothing is wanted any more.
             self._launcher.close(at_once=self.controller.error is not None)
@@ -113,3 +134,31 @@ class Session:
         finally:
             self.controller.end_all(PeerError("the session of the cluster is over"))
             self._closed.set()
+
+    # For others ----------------------------------------------------------------------
+
+    def _why(self, timeout_s: float) -> dict[str, Any]:
+        """Say what the runs wait for; called in the thread of the enquiries."""
+        return {
+            "process_id": os.getpid(),
+            "program": " ".join(sys.argv) or "python",
+            "num_workers": self.controller.num_workers,
+            "workers": {
+                str(worker): doing
+                for worker in range(self.controller.num_workers)
+                if (doing := self._doing(worker))
+            },
+            "runs": [
+                asdict(Run(identity, self.controller, record).explain_stall(timeout_s))
+                for identity, ref in self._runs
+                if _goes_on(record := ref())
+            ],
+        }
+
+    def _doing(self, worker: int) -> str:
+        doing = self._launcher.activity(worker) or self.controller.activity(worker)
+        return f"in {doing}" if doing.startswith("operator") else doing
+
+
+def _goes_on(record: RunRecord | None) -> TypeGuard[RunRecord]:
+    return record is not None and not record.is_ended
