@@ -69,6 +69,11 @@ def num_records(payload: Payload) -> int:
     """Return how many records the payload holds."""
     if isinstance(payload, (list, np.ndarray)):
         return len(payload)
+    if type(payload) is dict:  # asked for often: 0.2 us instead of 5
+        for column in payload.values():
+            if type(column) is np.ndarray:
+                return len(column)
+            break
     return len(_flatten(payload)[0][0])
 
 
@@ -196,7 +201,11 @@ def _flatten(payload: Any) -> tuple[list[Any], Callable[[Any], Any]]:
     if isinstance(payload, np.ndarray):
         return [payload], _only
     leaves, treespec = optree.tree_flatten(payload, namespace=_NAMESPACE)
-    unknown = {type(leaf) for leaf in leaves if dataclasses.is_dataclass(leaf)}
+    unknown = {
+        type(leaf)
+        for leaf in leaves
+        if type(leaf) is not np.ndarray and dataclasses.is_dataclass(leaf)
+    }
     if unknown:
         for cls in unknown:
             if cls is type:
