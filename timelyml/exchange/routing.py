@@ -9,13 +9,14 @@ Source:
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from timelyml.errors import RoutingError
-from timelyml.exchange.hashing import destinations_by_key
+from timelyml.exchange.hashing import destination_of, destinations_by_key
 from timelyml.exchange.payload import (
     Payload,
     num_records,
@@ -38,6 +39,10 @@ def route(pact: Exchange, payload: Payload, num_shards: int) -> Parts:
     if pact.route is not None:
         destinations = pact.route(payload, num_shards)
     else:
+        if pact.key is not None and isinstance(payload, list) and len(payload) == 1:
+            # Tiny epochs are many: without arrays it takes 1 us instead of 9.
+            with contextlib.suppress(TypeError, RoutingError):  # told below, with more
+                return [(destination_of(pact.key(payload[0]), num_shards), payload)]
         keys = map(pact.key, records_of(payload)) if pact.key else ()
         destinations = destinations_by_key(keys, num_shards)
     return split_by_destination(payload, destinations, num_shards)
