@@ -33,7 +33,7 @@ class Case:
     name: str
     unit: str
     amount: Callable[[work.Size], int]
-    aim: float = 1.0
+    aim: float | None = 1.0
 
 
 CASES = (
@@ -44,7 +44,8 @@ CASES = (
     Case("map_and_redistribute", "records", lambda size: size.records),
     Case("epochs_pipelined", "epochs", lambda size: size.epochs, 5.0),
     Case("epochs_waiting", "epochs", lambda size: size.waits, 2.0),
-    Case(QUEUE_CASE, "items", lambda size: size.items),
+    # How fast its slow sink is does not depend on the engine; what waits for it does.
+    Case(QUEUE_CASE, "items", lambda size: size.items, None),
 )
 
 
@@ -100,8 +101,8 @@ def measure(
         name,
         amount / ours,
         unit,
-        target=f"{case.aim:g} x Bytewax",
-        is_met=median(ratios) >= case.aim,
+        target="" if case.aim is None else f"{case.aim:g} x Bytewax",
+        is_met=None if case.aim is None else median(ratios) >= case.aim,
         ahead=median(ratios),
         **more,
     )

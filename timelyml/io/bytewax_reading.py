@@ -11,7 +11,7 @@ import numpy as np
 
 from timelyml.exchange import num_records
 from timelyml.io.bytewax_positions import Live, Position
-from timelyml.io.bytewax_shapes import SourcePartition, noting
+from timelyml.io.bytewax_shapes import SourcePartition
 from timelyml.progress import Capability
 from timelyml.runtime.shard import Shard
 
@@ -130,12 +130,14 @@ class ShardReader(Live):
 
     def _ask(self, shard: Shard, opened: _Open, now: float) -> None:
         try:
-            with noting(f"while {self._what(opened)} was read"):
-                payload = _payload_of(opened.partition.next_batch())
+            payload = _payload_of(opened.partition.next_batch())
         except StopIteration:
             opened.position.settle(self._what(opened))
             self._open.remove(opened)
             return
+        except Exception as error:
+            error.add_note(f"while {self._what(opened)} was read")
+            raise
         had_items = num_records(payload) > 0
         self._set_due(opened, now, had_items=had_items)
         if had_items:
@@ -155,11 +157,15 @@ class ShardReader(Live):
             wait_s = opened.wait_s
             opened.wait_s = min(2 * wait_s, LONGEST_WAIT_S)
         ask = getattr(opened.partition, "next_awake", None)
-        with noting(f"while {self._what(opened)} was asked when it is due"):
-            awake = ask() if ask is not None else None
-            if awake is not None:
-                until = (awake - datetime.now(UTC)).total_seconds()
-                wait_s = max(until, 0.0 if had_items else SHORTEST_WAIT_S)
+        if ask is not None:
+            try:
+                awake = ask()
+                if awake is not None:
+                    until = (awake - datetime.now(UTC)).total_seconds()
+                    wait_s = max(until, 0.0 if had_items else SHORTEST_WAIT_S)
+            except Exception as error:
+                error.add_note(f"while {self._what(opened)} was asked when it is due")
+                raise
         opened.due = now + wait_s
 
     def _next_due(self, now: float) -> _Open | None:
