@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from timelyml import Dataflow
-from timelyml.errors import OperatorError
+from timelyml.errors import GraphError, OperatorError
 from timelyml.operators.async_reading import ITEMS_AHEAD
 
 
@@ -97,3 +97,29 @@ def test_a_silent_generator_keeps_nothing_from_draining(cluster):
     run.probe("read").wait_until(0, timeout_s=10)
     run.stop(timeout_s=10)
     assert run.result()["out"] == [1]
+
+
+class Sensor:
+    """An async iterable, read anew each time."""
+
+    async def __aiter__(self):
+        for n in range(25):
+            await asyncio.sleep(0)
+            yield None if n == 3 else n
+
+
+def test_an_async_iterable_gives_records_to_shard_0(cluster):
+    flow = Dataflow(num_shards=3)
+    flow.source(Sensor(), batch_size=5, epoch_every=2).collect()
+
+    result = cluster.run(flow)
+    assert result["out"] == [None if n == 3 else n for n in range(25)]
+    found = {}
+    for time, payload in result.batches("out"):
+        found[time] = found.get(time, 0) + len(payload)
+    assert found == {0: 10, 1: 10, 2: 5}
+
+
+def test_a_generator_that_was_called_already_is_refused():
+    with pytest.raises(GraphError, match="pass the generator function, not its result"):
+        Dataflow().source(ticks(0, 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -62,3 +63,15 @@ def test_size_follows_the_arrays_that_are_held():
     store.cell(0, 0, "state", "a")["w"] = np.zeros(10_000, np.float32)
 
     assert store.size_bytes(0) - before >= 40_000
+
+
+def test_size_follows_what_a_dataclass_holds():
+    @dataclass(slots=True)
+    class Held:
+        rows: list
+
+    store = StateStore()
+    store.declare(0, 0, ("state",))
+    store.cell(0, 0, "state", "a")["w"] = Held([np.zeros(10_000, np.float32)])
+
+    assert store.size_bytes(0) >= 40_000

@@ -7,7 +7,7 @@ need not be remembered.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
@@ -85,20 +85,80 @@ class RecordReader:
         index = position[0]
         remaining = islice(iter(self.records), index, None)
         while True:
-            epoch, room = self._epoch_of(index)
+            epoch, room = self.epoch_of(index)
             batch = _promptly(remaining, min(self.batch_size, room), shard.now)
             if not batch:
                 return
             index += len(batch)
-            next_epoch, _ = self._epoch_of(index)
+            next_epoch, _ = self.epoch_of(index)
             yield Piece(epoch, batch, next_epoch, next_epoch > epoch, (index, 0))
 
-    def _epoch_of(self, index: int) -> tuple[int, int]:
+    def epoch_of(self, index: int) -> tuple[int, int]:
         """Return the epoch of a record, and how many records it still takes."""
         if self.records_per_epoch is None:
             return 0, self.batch_size
         epoch, used = divmod(index, self.records_per_epoch)
         return epoch, self.records_per_epoch - used
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncRecordReader:
+    """Reads an async iterable on shard 0: what has come so far, in batches."""
+
+    records: AsyncIterable[Any]
+    batch_size: int
+    records_per_epoch: int | None
+    loop: LoopThread = field(default_factory=LoopThread)
+
+    def close(self) -> None:
+        """End the thread that reads it, if there is one."""
+        self.loop.close()
+
+    def pieces(self, shard: Shard, position: tuple[int, int]) -> Pieces:
+        """Read everything on shard 0, from record `position[0]` on."""
+        if shard.index:
+            return
+        batch = _Arrived(Pump(self.loop, _boxed(self.records), shard.waker()))
+        plain = RecordReader((), self.batch_size, self.records_per_epoch)
+        index = 0
+        while True:
+            epoch, room = plain.epoch_of(index)
+            records = batch.take(min(self.batch_size, room))
+            if not records:
+                if batch.is_over:
+                    return
+                yield None
+                continue
+            index += len(records)
+            if index > position[0]:
+                fresh = records[max(0, len(records) - (index - position[0])) :]
+                next_epoch, _ = plain.epoch_of(index)
+                yield Piece(epoch, fresh, next_epoch, next_epoch > epoch, (index, 0))
+
+
+class _Arrived:
+    """Boxed records of a pump, as far as they have come."""
+
+    def __init__(self, pump: Pump) -> None:
+        self._pump = pump
+        self.is_over = False
+
+    def take(self, most: int) -> list[Any]:
+        """Return up to `most` of them."""
+        records: list[Any] = []
+        while len(records) < most and not self.is_over:
+            box = next(self._pump, ())
+            if box is None:
+                break
+            self.is_over = box == ()
+            records += box
+        return records
+
+
+async def _boxed(records: AsyncIterable[Any]) -> AsyncIterator[tuple[Any]]:
+    """Yield each record in a tuple, so that None is a record like any other."""
+    async for record in records:
+        yield (record,)
 
 
 @dataclass(frozen=True, slots=True)

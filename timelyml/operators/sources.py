@@ -11,7 +11,7 @@ Source:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from timelyml.operators.operator_builder import OperatorBuilder
 from timelyml.operators.readers import (
     RECORDS_PER_BATCH,
     START,
+    AsyncRecordReader,
     ColumnReader,
     FunctionReader,
     Piece,
@@ -62,8 +63,8 @@ def source(
 
     `data` is one of
 
-    - an iterable of records (a list, a range, an object with `__iter__`): shard 0
-      reads it, and `exchange` spreads it. Everything is epoch 0, unless
+    - an iterable of records (a list, a range, an object with `__iter__` or
+      `__aiter__`): shard 0 reads it, and `exchange` spreads it. Everything is epoch 0, unless
       `epoch_every` says otherwise.
     - arrays (one, or a pytree of them with equal leading axes): each shard sends a
       contiguous range of rows. Epochs as above, with each shard's own batches.
@@ -99,7 +100,7 @@ def source(
     check_optional_count(who, "batch_size", batch_size)
     check_optional_count(who, "epoch_every", epoch_every)
     reader = _reader_of(who, data, batch_size, epoch_every)
-    if regular and isinstance(reader, RecordReader):
+    if regular and isinstance(reader, (RecordReader, AsyncRecordReader)):
         raise ConfigError(
             f"source {who!r} cannot be regular; got an iterable, which one shard reads; "
             f"expected arrays or a function; pass one of them",
@@ -281,9 +282,14 @@ def _reader_of(
         raise _unreadable(
             who, data, "pass a list, or a function of (shard_index, num_shards)"
         )
+    size = batch_size or RECORDS_PER_BATCH
+    per_epoch = epoch_every and epoch_every * size
     if isinstance(data, Iterable):
-        size = batch_size or RECORDS_PER_BATCH
-        return RecordReader(data, size, epoch_every and epoch_every * size)
+        return RecordReader(data, size, per_epoch)
+    if inspect.isasyncgen(data):
+        raise _unreadable(who, data, "pass the generator function, not its result")
+    if isinstance(data, AsyncIterable):
+        return AsyncRecordReader(data, size, per_epoch)
     if not callable(data):
         raise _unreadable(who, data, "pass one of these")
     if epoch_every is not None:

@@ -117,4 +117,6 @@ def _size_of(value: Any) -> int:
         return size + sum(_size_of(k) + _size_of(v) for k, v in value.items())
     if isinstance(value, list | tuple | set | frozenset):
         return size + sum(_size_of(item) for item in value)
+    if (fields := getattr(value, "__dataclass_fields__", None)) is not None:
+        return size + sum(_size_of(getattr(value, name, None)) for name in fields)
     return size
