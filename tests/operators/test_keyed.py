@@ -151,6 +151,17 @@ def test_count_by_the_name_of_a_field(cluster):
     assert {int(k): n for k, n in found["columns"]} == {0: 5, 1: 4}
 
 
+@pytest.mark.parametrize("rows", [10, 30_000])
+def test_counting_by_a_column_works_on_whole_blocks(cluster, rows):
+    keys = np.random.default_rng(rows).integers(-3, 9, rows)
+    flow = Dataflow(num_shards=2)
+    flow.source({"k": keys}, batch_size=1000).count("k").collect()
+
+    found = cluster.run(flow)["out"]
+    assert dict(found) == Counter(keys.tolist())
+    assert all(type(key) is int for key, _ in found)
+
+
 def test_a_hot_key_crosses_the_exchange_once_per_shard(cluster):
     flow = Dataflow(num_shards=2)
     numbers = flow.source(lambda shard, _: [[1] * 50_000], name="numbers")

@@ -14,9 +14,12 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from timelyml.exchange import num_records, records_of
 from timelyml.graph import Exchange, StreamRef
 from timelyml.operators.checks import check_callable, check_optional_callable
+from timelyml.operators.columns import column, columns_of
 from timelyml.operators.edges import StreamLike
 from timelyml.operators.keys import Key, check_key, first, key_function
 from timelyml.operators.operator_builder import add_operator
@@ -44,6 +47,7 @@ class _Ways(NamedTuple):
     absorb: Absorb
     merge: Absorb
     empty: Callable[[], Pairs] = dict
+    of_columns: Callable[[Any], list[Any]] | None = None  # combined pairs of a block
 
 
 @dataclass(slots=True)
@@ -116,8 +120,9 @@ def count_by(
 
     As `reduce` with ones for values, and faster.
     """
-    check_key(name or "count", key)
-    require(name or "count", up, [key] if isinstance(key, str) else [])
+    who = name or "count"
+    check_key(who, key)
+    require(who, up, [key] if isinstance(key, str) else [])
     key_of = key_function(key)
 
     def pairs_of(records: list[Any]) -> list[Any]:
@@ -130,7 +135,13 @@ def count_by(
         for its_key, number in more:
             pairs[its_key] = pairs.get(its_key, 0) + number
 
-    ways = _Ways(pairs_of, absorb, merge, Counter)
+    def of_columns(payload: Any) -> list[Any]:
+        keys = column(who, columns_of(payload), str(key))
+        found, numbers = np.unique(keys, return_counts=True)
+        return list(zip(found.tolist(), numbers.tolist(), strict=True))
+
+    by_column = of_columns if isinstance(key, str) else None
+    ways = _Ways(pairs_of, absorb, merge, Counter, by_column)
     return _reduced(up, ways, kind="count", num_shards=num_shards, name=name)
 
 
@@ -172,14 +183,22 @@ def _combining(ways: _Ways) -> Logic:
             partial = shard.state[time] = Partial(ways.empty())
             shard.notify_at(time, outputs=())  # to forget it; holds nothing back
         partial.num_direct += num_records(payload)
-        if partial.num_direct <= DIRECT_RECORDS:
-            yield from send_in_steps(shard, time, records_of(payload), pairs_of)
-            return
-        shard.notify_at(time)
+        is_direct = partial.num_direct <= DIRECT_RECORDS
+        if not is_direct:
+            shard.notify_at(time)
         pairs = partial.pairs
-        yield from in_chunks(
-            shard, records_of(payload), lambda chunk: absorb(pairs, chunk)
-        )
+        if ways.of_columns is not None and not isinstance(payload, list):
+            found = ways.of_columns(payload)
+            if is_direct:
+                shard.output().send(time, found)
+            else:
+                ways.merge(pairs, found)
+        elif is_direct:
+            yield from send_in_steps(shard, time, records_of(payload), pairs_of)
+        else:
+            yield from in_chunks(
+                shard, records_of(payload), lambda chunk: absorb(pairs, chunk)
+            )
         if len(pairs) >= MOST_KEYS:
             partial.pairs = ways.empty()
             yield from send_pairs(shard, time, pairs)
