@@ -42,6 +42,7 @@ HOMES = {
     "jaxlib": lambda path: path.startswith("ml/"),
     "optax": lambda path: path.startswith("ml/"),
     "bytewax": lambda path: path.startswith("io/"),
+    "pyarrow": lambda path: path.startswith("io/"),
     "pytest": lambda path: path == "testing/plugin.py",
 }
 """Where a third-party package may be imported."""

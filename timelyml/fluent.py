@@ -127,7 +127,7 @@ class Dataflow:
     ) -> Stream:
         """Return a stream of an iterable, arrays, or a function that gives payloads.
 
-        - An iterable of records: shard 0 reads it.
+        - An iterable of records, or an async one: shard 0 reads it.
         - Arrays: each shard sends a contiguous range of rows.
         - A function of (shard_index, num_shards): each shard sends what it returns or
           yields, one payload per epoch, or `(epoch, payload)`; None: nothing yet. It

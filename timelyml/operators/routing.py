@@ -156,7 +156,7 @@ def rebalance(up: StreamLike, *, num_shards: int | None = None) -> Routed:
     """
 
     def on_batch(shard: Shard, delivery: Delivery) -> None:
-        targets = num_shards or shard.num_shards
+        targets = shard.output().num_target_shards
         rows = num_records(delivery.payload)
         turn = shard.state.get("turn", shard.index)
         shard.state["turn"] = (turn + rows) % targets
