@@ -238,7 +238,7 @@ keys_of_any_kind = st.one_of(
     hnp.arrays(np.int64, st.integers(1, 30), elements=st.integers(5, 9)),
     hnp.arrays(np.float64, st.integers(1, 30), elements=st.floats(-2, 2)),
     hnp.arrays("U2", st.integers(1, 30)),
-    hnp.arrays(np.bool, st.integers(1, 30)),
+    hnp.arrays(np.bool_, st.integers(1, 30)),
 )
 
 

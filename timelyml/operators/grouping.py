@@ -30,7 +30,7 @@ class Groups:
         self._codes, self._size, self.keys = _codes_of(keys, rows)
         self._present: Array | None = None
         if keys and not self.keys:  # codes are distances, some of which no row has
-            is_present = np.zeros(self._size, np.bool)
+            is_present = np.zeros(self._size, np.bool_)
             is_present[self._codes] = True
             self._present = np.flatnonzero(is_present)
             self.keys = [_at_distances(keys[0], self._present)]

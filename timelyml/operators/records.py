@@ -280,14 +280,16 @@ def filter(
     return made
 
 
-def mask_of(operator: str, found: Any, rows: int) -> np.ndarray[Any, np.dtype[np.bool]]:
+def mask_of(
+    operator: str, found: Any, rows: int
+) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Return what a function of a payload found, as one boolean for each row.
 
     Raises:
         PayloadError: It is something else.
     """
     mask = np.asarray(found)
-    if mask.shape != (rows,) or mask.dtype != np.bool:
+    if mask.shape != (rows,) or mask.dtype != np.bool_:
         raise PayloadError(
             f"operator {operator!r} needs one boolean for each row; got shape "
             f"{list(mask.shape)} of {mask.dtype}; expected {rows} booleans; compare "
@@ -378,11 +380,11 @@ def _filter_columns(
     )
     if failed:
         shard.output(1).send(delivery.time, failed)
-    _send_rows(shard, delivery, np.asarray(is_kept, np.bool))
+    _send_rows(shard, delivery, np.asarray(is_kept, np.bool_))
 
 
 def _send_rows(
-    shard: Shard, delivery: Delivery, mask: np.ndarray[Any, np.dtype[np.bool]]
+    shard: Shard, delivery: Delivery, mask: np.ndarray[Any, np.dtype[np.bool_]]
 ) -> None:
     if mask.all():
         shard.output().send(delivery.time, delivery.payload)
