@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 
-from timelyml.exchange import records_of
+from timelyml.exchange import CreditLedger, records_of
 from timelyml.progress import (
     CapabilityTable,
     ProgressInbox,
@@ -20,6 +20,7 @@ from timelyml.runtime import channels, controller_progress, dataflow
 from timelyml.runtime.channels import OutChannel
 from timelyml.runtime.dataflow import Dataflow
 from timelyml.runtime.dense import DenseInput
+from timelyml.runtime.epochs import EpochGate
 from timelyml.runtime.instance import OperatorInstance
 from timelyml.runtime.notifications import NotificationQueue
 from timelyml.runtime.progress_link import ProgressLink
@@ -273,6 +274,21 @@ def count_broadcast_once(patch):
     patch.setattr(OutChannel, "__init__", init_and_wrap)
 
 
+def send_without_credit(patch):
+    """A block leaves whether there is credit for it or not."""
+    patch.setattr(CreditLedger, "can_send", lambda self, size_bytes=1: True)
+    patch.setattr(CreditLedger, "spend", spend_anyway)
+
+
+def spend_anyway(ledger, size_bytes):
+    ledger.outstanding_bytes += size_bytes
+
+
+def open_epochs_without_credit(patch):
+    """A source may open any epoch."""
+    patch.setattr(EpochGate, "may_open", lambda self, operator, shard, epoch: True)
+
+
 EARLY = "did not fire on every shard"
 """What a dense input says if its frontier passes a time before all blocks came."""
 PROGRESS = {"safety", "liveness", "notification", "output", EARLY}
@@ -298,6 +314,8 @@ MUTATIONS = {
     look_at_one_port_only: PROGRESS,
     take_frontier_as_passed: PROGRESS,
     never_refund: {"liveness"},
+    send_without_credit: {"credit"},
+    open_epochs_without_credit: {"credit"},
     notify_in_any_order: {"notification"},
     count_broadcast_once: PROGRESS,
 }

@@ -47,7 +47,7 @@ def _plan():
 
 @pytest.fixture
 def oracle():
-    oracle = Oracle(_plan(), 1)
+    oracle = Oracle(_plan(), 1, 2)
     oracle.observe([Held(SOURCE, 0, (0,), 1)], has_started=True)
     return oracle
 
@@ -100,7 +100,7 @@ def test_the_closure_agrees_with_minimal_summaries(seed):
 
 
 def test_initial_capabilities_are_live_until_a_worker_has_started():
-    oracle = Oracle(_plan(), 2)
+    oracle = Oracle(_plan(), 2, 2)
     output = oracle.graph.location_of_output(FOLD)
     assert oracle.truth.live[output, (0,)] == 2
 
@@ -213,6 +213,13 @@ def test_notifications_against_the_order_of_time_are_seen(oracle):
 
     with pytest.raises(Violation, match=r"is told of \(2,\) while it waits for \(1,\)"):
         oracle.observe([closed, *asked, Told(FOLD, 0, (2,), (0,))], has_started=False)
+
+
+def test_a_source_too_far_ahead_is_seen(oracle):
+    oracle.observe([_send(16), Held(SOURCE, 0, (2,), 1)], has_started=False)
+
+    with pytest.raises(Violation, match=r"credit.*in epoch 2 while 0 is open"):
+        oracle.observe([_send(16, time=2)], has_started=False)
 
 
 def test_results_that_are_released_too_early_are_seen(oracle):

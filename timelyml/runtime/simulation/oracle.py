@@ -28,7 +28,9 @@ Elements = tuple[Time, ...]
 class Oracle:
     """Watches one run on all workers and the controller."""
 
-    def __init__(self, plan: GraphPlan, num_workers: int) -> None:
+    def __init__(
+        self, plan: GraphPlan, num_workers: int, max_epochs_ahead: int
+    ) -> None:
         self.graph = plan.graph
         self.truth = Truth(plan.graph, num_workers)
         self._plan = plan
@@ -36,11 +38,13 @@ class Oracle:
         # By owner of a tracker: what it shows, and what it showed last.
         self._views: dict[int, list[Frontier]] = {}
         self._elements: dict[int, list[tuple[Timestamp, ...]]] = {}
+        self._max_epochs_ahead = max_epochs_ahead
         self._frontiers: dict[int, list[Elements]] = {}
         self._from_sources: list[Sent] = []
         self._asked: dict[tuple[int, int], set[tuple[Time, tuple[int, ...]]]] = {}
         self._told: dict[tuple[int, int, int], list[Time]] = {}
         self._released: dict[tuple[int, Time], Counter[int]] = {}
+        self._ends = set(self.graph.terminal_inputs())
         self._is_dense = {
             (spec.index, port): all(
                 channel.pact.dense
@@ -67,8 +71,12 @@ class Oracle:
             self.truth.start_worker()
         for event in events:
             match event:
-                case Sent() if isinstance(self._plan.operators[event.operator], Source):
-                    self._from_sources.append(event)
+                case Sent():
+                    source = self._plan.operators[event.operator]
+                    if isinstance(source, Source):
+                        self._from_sources.append(event)
+                        if not source.is_fed:
+                            self._check_not_ahead(event)
                 case Got():
                     self._check_not_late(event)
                 case Asked():
@@ -213,6 +221,38 @@ class Oracle:
                     f"{what} at {time}, but {at} at {self._at(location)} is live and "
                     f"leads to {self._at(place)}",
                 )
+
+    def _check_not_ahead(self, sent: Sent) -> None:
+        """A source opens an epoch only when an older one is done at the ends."""
+        ends = self._ends_of(sent.operator)
+        oldest = min(
+            (
+                result[0]
+                for (location, time), count in self.truth.live.items()
+                if count > 0
+                for place, results in self._closure.from_(location, time).items()
+                if place in ends
+                for result in results
+            ),
+            default=sent.time[0],
+        )
+        if sent.time[0] - oldest >= self._max_epochs_ahead:
+            self._fail(
+                "credit",
+                f"{self._who(sent.operator)} sends in epoch {sent.time[0]} while "
+                f"{oldest} is open; expected at most {self._max_epochs_ahead} at once",
+            )
+
+    def _ends_of(self, operator: int) -> set[int]:
+        outputs = range(self.graph.operators[operator].num_outputs)
+        return {
+            place
+            for output in outputs
+            for place in self._closure.from_(
+                self.graph.location_of_output(operator, output), (0,)
+            )
+            if place in self._ends
+        }
 
     def _check_not_late(self, got: Got) -> None:
         told = self._told.get((got.operator, got.shard, got.port), ())

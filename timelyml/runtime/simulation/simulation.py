@@ -16,6 +16,7 @@ from timelyml.runtime.controller import Controller
 from timelyml.runtime.loop import Endpoint
 from timelyml.runtime.messages import HANDSHAKE, Hello
 from timelyml.runtime.simulation.clock import SimClock
+from timelyml.runtime.simulation.credit_watch import CreditWatch
 from timelyml.runtime.simulation.network import LinkKey, SimNetwork
 from timelyml.runtime.simulation.scenario import (
     HARMLESS,
@@ -72,7 +73,8 @@ class Simulation:
         self._rng = make_rng(scenario.seed, "schedule")
         self._codec = codec
         self._directory = directory
-        self.network = SimNetwork(codec if is_encoded else None)
+        self._credit = CreditWatch()
+        self.network = SimNetwork(codec if is_encoded else None, self._credit.on_send)
         self._log = log
         self._num_actions = 0
         self._num_steps = 0
@@ -86,6 +88,9 @@ class Simulation:
         self._every_worker: list[Worker] = []
         self.workers = [self._make_worker(i) for i in range(scenario.num_workers)]
         self.watches = [Watch(scenario, index) for index in range(len(scenario.runs))]
+        for watch in self.watches:
+            config = watch.run.config
+            self._credit.expect(watch.generation, watch.plan.graph, config.credit_bytes)
         self._to_submit = list(self.watches)
         self._scripts = {
             watch.generation: [s for s in watch.inputs() if s] for watch in self.watches
@@ -175,6 +180,8 @@ class Simulation:
                 worked, is_over = worker.step(), worker.is_stopped
             except PeerLostError:
                 worked, is_over = False, True
+            except Violation:
+                raise
             except Exception as error:
                 what = f"worker {index} crashed: {error!r}"
                 raise Violation("failure", what) from error

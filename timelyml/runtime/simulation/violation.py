@@ -7,7 +7,7 @@ class Violation(Exception):  # noqa: N818 - a finding, not an error of the simul
     """A promise of the runtime was broken.
 
     `promise` is one of `safety`, `liveness`, `delivery`, `notification`, `output`,
-    `generation` and `failure`.
+    `credit` and `failure`, which is a run that ends with an error for no reason.
     """
 
     def __init__(self, promise: str, what: str) -> None:

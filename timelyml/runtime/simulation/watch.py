@@ -43,7 +43,9 @@ class Watch:
         self.ended: Ended | None = None
         self.is_stopped = False
         self.is_cancelled = False
-        self.oracle = Oracle(self.run.plan, scenario.num_workers)
+        self.oracle = Oracle(
+            self.run.plan, scenario.num_workers, self.run.config.max_epochs_ahead
+        )
         self.plan = RunPlan(
             self.generation,
             self.run.plan.graph,
