@@ -13,6 +13,7 @@ from timelyml.ml.moe import (
     balance,
     combine,
     expert_forward,
+    moe_dense,
     place_slots,
     plan_dispatch,
     pull_of,
@@ -111,7 +112,53 @@ def compiled_expert():
     return jax.jit(expert_forward), jax.jit(pull_of(expert_forward))
 
 
-def sharded_step(params, blocks, router, tail, *, expert_shards=1, rng=None, **coefs):
+@functools.partial(jax.jit, static_argnames="router")
+def route(router, params, block):
+    return router(params, block)
+
+
+@functools.partial(jax.jit, static_argnames=("router", "tail", "aux", "z"))
+def turn(router, params, parts, whole, *, tail, aux, z):
+    """One source shard's share of the loss, and its gradients by router and rows."""
+    placed, block, wanted, choice = parts
+
+    def share(params, rows):
+        own = router(params, block, replay=choice)
+        out = combine(rows, own.weights)
+        part = share_of(own.sums, whole)
+        loss = tail(out, block, wanted) + aux * balance(part) + z * z_loss(part)
+        return loss, out
+
+    return jax.value_and_grad(share, argnums=(0, 1), has_aux=True)(params, placed)
+
+
+@functools.partial(jax.jit, static_argnames="router")
+def dense_pass(router, params, rows, replay=None):
+    """Loss `sum(out ** 2)` of the dense layer, beside it all it gave; gradients."""
+
+    def loss(params, rows):
+        out, routed = moe_dense(params, rows, router, replay=replay)
+        return jnp.sum(out**2), (out, routed)
+
+    return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(params, rows)
+
+
+def squared(out, block, wanted):
+    return jnp.sum(out**2)
+
+
+def sharded_step(
+    params,
+    blocks,
+    router,
+    tail=squared,
+    *,
+    wanted=None,
+    expert_shards=1,
+    rng=None,
+    aux=0.0,
+    z=0.0,
+):
     """Run a layer on blocks of tokens, experts on other shards, and all the way back.
 
     Rows travel as the dataflow moves them: blocks to each shard of experts, sorted
@@ -121,13 +168,17 @@ def sharded_step(params, blocks, router, tail, *, expert_shards=1, rng=None, **c
         params: Of `moe_dense`, without shared experts.
         blocks: `(tokens, d_model)` of each source shard.
         router: Of the layer.
-        tail: From source shard and layer output to that shard's part of the loss.
+        tail: From layer output, block and what is wanted to the shard's part of the
+            loss.
+        wanted: One array per block.
         expert_shards: Divides the experts.
         rng: Shuffles the rows that come back.
-        coefs: `aux` and `z`, factors of the losses of the router.
+        aux: Factor of the balance loss.
+        z: Factor of the z-loss.
     """
+    weights = {key: value for key, value in params.items() if "router" in key}
     num_experts = params["router"].shape[1]
-    routed = [router(params, block) for block in blocks]
+    routed = [route(router, weights, block) for block in blocks]
     choices = [jax.tree.map(np.asarray, each.choice) for each in routed]
     plans = [
         plan_dispatch(each.chosen, num_experts, kept=each.kept) for each in choices
@@ -138,28 +189,23 @@ def sharded_step(params, blocks, router, tail, *, expert_shards=1, rng=None, **c
         for rows, plan, choice in zip(exchange.forward(), plans, choices, strict=True)
     ]
     whole = add_sums(*(each.sums for each in routed))
-    outputs, loss, router_gradient, back = [], 0.0, 0.0, []
-    for index, block in enumerate(blocks):
-
-        def share(router_weight, rows, index=index, block=block):
-            own = router({"router": router_weight}, block, replay=routed[index].choice)
-            out = combine(rows, own.weights)
-            part = share_of(own.sums, whole)
-            extra = coefs.get("aux", 0) * balance(part) + coefs.get("z", 0) * z_loss(
-                part
-            )
-            return tail(index, out) + extra, out
-
-        (part, out), (gradient, cotangent) = jax.value_and_grad(
-            share, argnums=(0, 1), has_aux=True
-        )(params["router"], placed[index])
-        outputs.append(np.asarray(out))
-        loss, router_gradient = loss + float(part), router_gradient + gradient
-        slots = np.asarray(cotangent).reshape(-1, block.shape[1])
-        back.append(slots[plans[index].slots])
-    gradients = {"router": np.asarray(router_gradient), "experts": exchange.back(back)}
-    sent = np.stack([plan.counts for plan in plans])
-    return Step(outputs, loss, gradients, whole, sent)
+    turned = [
+        turn(router, weights, parts, whole, tail=tail, aux=aux, z=z)
+        for parts in zip(placed, blocks, wanted or blocks, choices, strict=True)
+    ]
+    back = [
+        np.asarray(cotangent).reshape(-1, blocks[0].shape[1])[plan.slots]
+        for (_, (_, cotangent)), plan in zip(turned, plans, strict=True)
+    ]
+    gradients = jax.tree.map(lambda *g: np.asarray(sum(g)), *(t[1][0] for t in turned))
+    gradients["experts"] = exchange.back(back)
+    return Step(
+        [np.asarray(out) for (_, out), _ in turned],
+        sum(float(loss) for (loss, _), _ in turned),
+        gradients,
+        whole,
+        np.stack([plan.counts for plan in plans]),
+    )
 
 
 class _Exchange:
