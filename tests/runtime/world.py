@@ -21,7 +21,7 @@ MAX_STEPS = 20_000
 class World:
     """Runs one graph; `effects` is what the controller told the driver."""
 
-    def __init__(self, num_workers=1):
+    def __init__(self, num_workers=1, clock=time.monotonic):
         hub = InProcessHub()
         directory = Path(tempfile.gettempdir())
         self.num_workers = num_workers
@@ -30,13 +30,13 @@ class World:
                 index,
                 hub.transport(index),
                 codec=Codec([], allow_pickle=True),
-                clock=time.monotonic,
+                clock=clock,
                 spill_directory=directory,
             )
             for index in range(num_workers)
         ]
         self.controller = Controller(
-            hub.transport(CONTROLLER), num_workers, clock=time.monotonic
+            hub.transport(CONTROLLER), num_workers, clock=clock
         )
         for index in range(num_workers):
             hub.transport(index).send(CONTROLLER, Hello(index, 0, None, HANDSHAKE))

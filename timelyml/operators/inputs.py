@@ -59,7 +59,8 @@ def input(  # noqa: A001  what it is called wherever there are dataflows
 
 
 def _on_start(shard: Shard) -> None:
-    shard.state["capability"] = shard.initial_capability()
+    if "capability" not in shard.state:  # it may be there, from elsewhere
+        shard.state["capability"] = shard.initial_capability()
 
 
 def _on_message(shard: Shard, body: tuple[Any, ...]) -> None:

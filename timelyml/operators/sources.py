@@ -211,7 +211,8 @@ class Cursor:
 def _logic(reader: Reader, guards: Guards) -> Logic:
     def on_start(shard: Shard) -> None:
         shard.state.setdefault("cursor", Cursor())
-        shard.state["capability"] = shard.initial_capability()
+        if "capability" not in shard.state:  # it may be there, with the cursor
+            shard.state["capability"] = shard.initial_capability()
         shard.activate()
 
     def on_activate(shard: Shard) -> None:

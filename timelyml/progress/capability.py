@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import NoReturn, Self, TypeAlias
 
 from timelyml.errors import CapabilityError, InvariantError
 from timelyml.progress.timestamp import Timestamp, less_equal
@@ -94,6 +94,20 @@ class Capability:
         self._is_held = False
         self._table.discard(self, self._time)
 
+    def __reduce__(self) -> NoReturn:
+        """Refuse to leave the worker: a copy elsewhere would hold nothing open.
+
+        Where its shard moves, the runtime takes it along.
+        """
+        raise CapabilityError(
+            f"capability from {self.site} cannot be sent or copied; got one for"
+            f" {self._time!r}; expected it to stay in the state of its shard; send the"
+            " time, and retain a capability where it arrives",
+            location=self.location,
+            time=self._time,
+            site=self.site,
+        )
+
     def __enter__(self) -> Self:
         self._check_held("entered")
         return self
@@ -147,7 +161,7 @@ class CapabilityTable:
 
     def __init__(self, record: Record) -> None:
         self._record = record
-        self._held: dict[tuple[int, Timestamp], set[Capability]] = {}
+        self._held: dict[int, dict[Timestamp, set[Capability]]] = {}
         self._started: set[int] = set()
 
     def start(self, location: int, time: Timestamp, site: str) -> Capability:
@@ -158,7 +172,7 @@ class CapabilityTable:
         Raises:
             InvariantError: If the output was started before, or holds one already.
         """
-        if location in self._started or (location, time) in self._held:
+        if location in self._started or self.holds(location, time):
             raise InvariantError(
                 f"output at location {location} cannot start twice; got another initial"
                 f" capability at {time!r} from {site}; expected one per worker; clone"
@@ -167,7 +181,7 @@ class CapabilityTable:
             )
         self._started.add(location)
         capability = Capability(self, location, time, site)
-        self._held[location, time] = {capability}
+        self._held.setdefault(location, {})[time] = {capability}
         return capability
 
     def mint(self, location: int, time: Timestamp, site: str) -> Capability:
@@ -178,32 +192,33 @@ class CapabilityTable:
 
     def add(self, capability: Capability, time: Timestamp) -> None:
         """Count `capability` at `time`; only capabilities call this."""
-        key = (capability.location, time)
-        holders = self._held.get(key)
+        held = self._held.setdefault(capability.location, {})
+        holders = held.get(time)
         if holders is None:
-            self._held[key] = {capability}
+            held[time] = {capability}
             self._record(capability.location, time, 1)
         else:
             holders.add(capability)
 
     def discard(self, capability: Capability, time: Timestamp) -> None:
         """Stop counting `capability` at `time`; only capabilities call this."""
-        key = (capability.location, time)
-        holders = self._held[key]
+        held = self._held[capability.location]
+        holders = held[time]
         holders.remove(capability)
         if not holders:
-            del self._held[key]
+            del held[time]
+            if not held:
+                del self._held[capability.location]
             self._record(capability.location, time, -1)
 
     def holds(self, location: int, time: Timestamp) -> bool:
         """Whether a capability for exactly this pointstamp is held."""
-        return (location, time) in self._held
+        return time in self._held.get(location, ())
 
     def covers(self, location: int, time: Timestamp) -> bool:
         """Whether a capability held at the location allows to send at `time`."""
-        return (location, time) in self._held or any(
-            place == location and less_equal(held, time) for place, held in self._held
-        )
+        held = self._held.get(location, ())
+        return time in held or any(less_equal(earlier, time) for earlier in held)
 
     def holdings(self) -> list[Holding]:
         """Return what is held, by location and time, with the sites of creation."""
@@ -211,9 +226,8 @@ class CapabilityTable:
             Holding(
                 location, time, len(holders), tuple(sorted({c.site for c in holders}))
             )
-            for (location, time), holders in sorted(
-                self._held.items(), key=lambda item: item[0]
-            )
+            for location, held in sorted(self._held.items())
+            for time, holders in sorted(held.items(), key=lambda item: item[0])
         ]
 
     @property

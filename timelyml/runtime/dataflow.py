@@ -31,6 +31,7 @@ from timelyml.runtime.messages import (
     Stopping,
 )
 from timelyml.runtime.metering import Holding, holdings_of, metrics_of
+from timelyml.runtime.moving import ShardImage, export_shard, import_shard
 from timelyml.runtime.outside import Wakes, close_outside
 from timelyml.runtime.progress_link import ProgressLink
 from timelyml.runtime.refunds import Refunds
@@ -87,6 +88,7 @@ class Dataflow:
         self._refunds = Refunds(config.credit_bytes, clock)
         self._turn_end = 0.0
         self._has_consumed = False  # since progress was last sent
+        self._coming: dict[int, dict[int, ShardImage]] = {}  # by operator and shard
         self.channels: list[OutChannel] = []
         self.instances: list[OperatorInstance] = build_instances(self, self.outbox)
         self._input_owner = {
@@ -114,9 +116,20 @@ class Dataflow:
         """Start every operator; data may arrive from now on."""
         for instance in self.instances:
             self.running = instance
+            instance.open()
+            for shard, image in self._coming.pop(instance.index, {}).items():
+                import_shard(self, instance.index, shard, image)
             instance.start()
             self._active.add(instance.index)
         self.running = None
+
+    def export_shard(self, operator: int, shard: int) -> ShardImage:
+        """Return all that is kept of a shard, between two turns; it stays in place."""
+        return export_shard(self, operator, shard)
+
+    def install_shard(self, operator: int, shard: int, image: ShardImage) -> None:
+        """Let a shard start as what it was elsewhere; to be called before `start`."""
+        self._coming.setdefault(operator, {})[shard] = image
 
     def step(self) -> bool:
         """Take one turn; True if anything was done."""

@@ -21,6 +21,7 @@ from timelyml.progress import (
     Timestamp,
     Tracker,
     less_equal,
+    minimum,
 )
 from timelyml.runtime.channels import ALL_LOCAL_SHARDS, Arrival, OutChannel
 from timelyml.runtime.dense import DenseInput
@@ -74,7 +75,7 @@ class OperatorInstance:
         self._table = table
         self._turn = turn
         self._summaries = spec.summaries
-        self._notifications = NotificationQueue(in_order=logic.in_order)
+        self.notifications = NotificationQueue(in_order=logic.in_order)
         self._steps: Iterator[Wait | None] | None = None
         self._waits = False  # until a shard is activated
         self._context_port = BY_CAPABILITY
@@ -84,14 +85,16 @@ class OperatorInstance:
         self._messages: deque[tuple[int, Any]] = deque()
         self._roots: list[Capability] = []
 
+    def open(self) -> None:
+        """Take the initial capabilities; what shards bring along is justified by them."""
+        time, site = minimum(self.spec.depth), f"initial capability of {self.name}"
+        self._roots = [
+            self._table.start(location, time, site)
+            for location in self._output_locations
+        ]
+
     def start(self) -> None:
         """Run `on_start` of every shard; then drop what they did not keep."""
-        self._roots = [
-            self._table.start(location, minimum, f"initial capability of {self.name}")
-            for location, minimum in zip(
-                self._output_locations, self._minimums(), strict=True
-            )
-        ]
         self._context_port = STARTING
         if self.logic.on_start is not None:
             for shard in self.shards.values():
@@ -135,7 +138,7 @@ class OperatorInstance:
     @property
     def num_pending(self) -> int:
         """Notifications asked for and not yet delivered."""
-        return len(self._notifications)
+        return len(self.notifications)
 
     def run(self) -> bool:
         """Do this operator's share of a turn; True if it has to run again."""
@@ -206,9 +209,9 @@ class OperatorInstance:
         self._turn.consumed(arrival)
 
     def _notify(self) -> bool:
-        if not len(self._notifications):
+        if not len(self.notifications):
             return False
-        notification = self._notifications.pop_ready(self.is_complete)
+        notification = self.notifications.pop_ready(self.is_complete)
         if notification is None:
             return False
         self._begin(self._deliver(notification))
@@ -283,7 +286,7 @@ class OperatorInstance:
         """Ask for a notification; see `Shard.notify_at`."""
         wanted = self._all_ports if ports is None else ports
         via = self._context_port
-        pending = self._notifications.find(shard, time, wanted)
+        pending = self.notifications.find(shard, time, wanted)
         if pending is not None and (via, outputs) in pending.asked:
             return
         held_already = [] if pending is None else pending.capabilities
@@ -298,11 +301,15 @@ class OperatorInstance:
             pending = Notification(
                 time, shard, wanted, max(via, BY_CAPABILITY), capabilities
             )
-            is_dense = any(self._dense[port] for port in wanted)
-            self._notifications.add(pending, is_dense=is_dense)
+            self.wait_for(pending)
         else:
             pending.capabilities.extend(capabilities)
         pending.asked.add((via, outputs))
+
+    def wait_for(self, request: Notification) -> None:
+        """Keep a request that is not there yet until its ports are complete."""
+        is_dense = any(self._dense[port] for port in request.ports)
+        self.notifications.add(request, is_dense=is_dense)
 
     def _outputs_to_hold(self, outputs: tuple[int, ...] | None) -> Iterable[int]:
         via = self._context_port
@@ -370,11 +377,6 @@ class OperatorInstance:
     def emit(self, shard: int, tag: str, body: Any) -> None:
         """Send something to the driver."""
         self._turn.emit(self.index, shard, tag, body)
-
-    def _minimums(self) -> list[Timestamp]:
-        depth = len(self.spec.scope)
-        minimum: Timestamp = (0,) * (depth + 1) if depth else 0
-        return [minimum] * self.spec.num_outputs
 
 
 METRIC_NAMES = ("records_in", "batches_in", "notifications", "busy_s", "activations")

@@ -66,14 +66,22 @@ def unship(shipped: bytes) -> ShippedRun:
 
 
 def dumps(
-    value: object, buffer_callback: Callable[[pickle.PickleBuffer], bool] | None = None
+    value: object,
+    buffer_callback: Callable[[pickle.PickleBuffer], bool] | None = None,
+    *,
+    refer: Callable[[Any], Any] | None = None,
 ) -> bytes:
     """Pickle any object, by value where a worker could not import its code.
 
-    Large buffers are offered to `buffer_callback` as `pickle.dumps` does.
+    Args:
+        value: The object.
+        buffer_callback: Is offered large buffers, as by `pickle.dumps`.
+        refer: From an object to what stands for it, as `Pickler.persistent_id`.
     """
     with io.BytesIO() as file:
         pickler = _Pickler(file, buffer_callback)
+        if refer is not None:
+            pickler.persistent_id = refer
         try:
             pickler.dump(value)
         finally:
@@ -86,9 +94,17 @@ def worker_codec() -> Codec:
     return Codec(MESSAGE_TYPES, allow_pickle=True, dumps=dumps)
 
 
-def loads(data: bytes) -> Any:
-    """Unpickle what `dumps` made; runs code that the bytes name."""
-    return pickle.loads(data)  # noqa: S301 - only called on bytes of our own workers
+def loads(data: bytes, *, resolve: Callable[[Any], Any] | None = None) -> Any:
+    """Unpickle what `dumps` made; runs code that the bytes name.
+
+    Args:
+        data: The bytes.
+        resolve: From what `refer` returned to the object that it stands for.
+    """
+    unpickler = pickle.Unpickler(io.BytesIO(data))  # noqa: S301 - of our own workers
+    if resolve is not None:
+        unpickler.persistent_load = resolve  # type: ignore[method-assign]  # as documented
+    return unpickler.load()
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is untyped
