@@ -53,7 +53,7 @@ def _on_notify(shard: Shard, time: Timestamp) -> Iterator[None]:
     assert isinstance(time, tuple)  # inside the loop
     epoch, step = time
     edges = take_kept(shard.state_of("kept"), time, EDGES)
-    if step == 0:
+    if epoch not in shard.state:  # at the first step that reaches this shard
         shard.state[epoch] = Adjacency(edges, shard), np.empty(0, np.int64)
     yield  # building takes a while: let others go on
     graph, known = shard.state[epoch]

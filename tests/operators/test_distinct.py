@@ -94,9 +94,9 @@ def test_rows_of_columns_stay_columns(cluster, columns):
 
 
 def test_columns_are_told_apart_by_one_of_them(cluster):
-    flow = Dataflow(num_shards=2)
+    flow = Dataflow(num_shards=1)
     rows = {"user": np.array([1, 2, 1, 2]), "x": np.arange(4)}
-    flow.source(rows).gather().distinct("user").collect()
+    flow.source(rows).distinct("user").collect()
 
     found = cluster.run(flow)["out"]
     assert sorted((int(r["user"]), int(r["x"])) for r in found) == [(1, 0), (2, 1)]
