@@ -42,8 +42,9 @@ def distinct(
     """Send the first record of each key, of each time or of all times.
 
     It exchanges by key itself, after each shard has left out what it has had in the
-    same time. Columns stay columns. Of one time, records are sent as they come; over
-    all times, once their time is complete, so that the earliest one is sent.
+    same time. Columns stay columns. Of one time, records are sent as they come, so of
+    equal keys from several shards any may be the first. Over all times they are sent
+    once their time is complete, so that one of the earliest time is.
 
     Args:
         up: Stream to read.
