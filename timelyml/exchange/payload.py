@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import optree
 
 from timelyml.errors import PayloadError
 
@@ -200,6 +199,8 @@ def _flatten(payload: Any) -> tuple[list[Any], Callable[[Any], Any]]:
     """Return the leaves, at least one, and a function from leaves to the pytree."""
     if isinstance(payload, np.ndarray):
         return [payload], _only
+    import optree  # noqa: PLC0415  a tenth of our import; lists and arrays need none
+
     leaves, treespec = optree.tree_flatten(payload, namespace=_NAMESPACE)
     unknown = {
         type(leaf)
@@ -232,6 +233,8 @@ def _not_a_payload(payload: Any) -> PayloadError:
 
 def _register_dataclass(cls: type[Any]) -> None:
     """Teach optree, in our namespace only, that a dataclass is a node."""
+    import optree  # noqa: PLC0415  see `_flatten`
+
     names = tuple(field.name for field in dataclasses.fields(cls) if field.init)
 
     def flatten(value: Any) -> tuple[list[Any], None, tuple[str, ...]]:
@@ -282,6 +285,8 @@ def _check_lengths(arrays: Sequence[Array]) -> None:
 
 
 def _concat_columns(payloads: Sequence[Payload]) -> Payload:
+    import optree  # noqa: PLC0415  see `_flatten`
+
     flattened = [_flatten(payload) for payload in payloads]
     structures = {optree.tree_structure(p, namespace=_NAMESPACE) for p in payloads}
     if len(structures) > 1:
