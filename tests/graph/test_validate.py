@@ -5,7 +5,14 @@ import re
 import pytest
 
 from timelyml.errors import CycleError, DenseEdgeError
-from timelyml.graph import Broadcast, Exchange, GraphBuilder, InputSpec, Pipeline
+from timelyml.graph import (
+    Broadcast,
+    Exchange,
+    Gather,
+    GraphBuilder,
+    InputSpec,
+    Pipeline,
+)
 from timelyml.progress import Summary
 
 from .graphs import binary, first_byte, loop_graph, sink, source, unary
@@ -153,6 +160,24 @@ def test_after_a_sparse_edge_a_promise_is_not_enough():
         DenseEdgeError, match=r"'sparse' to 'out' .* no dense input tells of every time"
     ):
         builder.build()
+
+
+@pytest.mark.parametrize(("num_shards", "is_told"), [(1, True), (2, False)])
+def test_a_dense_gather_tells_one_shard_alone(num_shards, is_told):
+    builder = GraphBuilder("flow", 2)
+    gathered = unary(
+        source(builder, regular=True),
+        "gathered",
+        Gather(dense=True),
+        regular=True,
+        num_shards=num_shards,
+    )
+    sink(gathered, pact=Broadcast(dense=True))
+    if is_told:
+        assert builder.build().operators[1].regular
+    else:
+        with pytest.raises(DenseEdgeError, match="of every time on every shard"):
+            builder.build()
 
 
 def test_a_promise_that_is_not_kept_does_no_harm_without_dense_edges():

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from timelyml.errors import CycleError, DenseEdgeError
 from timelyml.graph.model import Graph
+from timelyml.graph.pact import Gather
 from timelyml.graph.spec import ChannelSpec, OperatorSpec
 
 
@@ -61,7 +62,7 @@ def regular_operators(graph: Graph) -> set[int]:
         for port in range(graph.operators[producer].num_outputs):
             for channel in graph.channels_from(producer, port):
                 consumer = graph.operators[channel.target.operator]
-                told = channel.pact.dense and _keeps_times_apart(graph, channel)
+                told = _tells_all_shards(graph, channel)
                 if told and consumer.regular and consumer.index not in regular:
                     regular.add(consumer.index)
                     waiting.append(consumer.index)
@@ -82,6 +83,13 @@ def _check_dense_edges(graph: Graph, regular: set[int]) -> None:
             )
 
 
+def _tells_all_shards(graph: Graph, channel: ChannelSpec) -> bool:
+    """Whether every shard of the consumer hears of every time of the producer."""
+    pact, consumer = channel.pact, graph.operators[channel.target.operator]
+    reaches_all = not isinstance(pact, Gather) or consumer.num_shards == 1
+    return pact.dense and reaches_all and _keeps_times_apart(graph, channel)
+
+
 def _keeps_times_apart(graph: Graph, channel: ChannelSpec) -> bool:
     """Whether different times at the source stay different at the target."""
     depth = graph.operators[channel.source.operator].depth
@@ -91,7 +99,7 @@ def _keeps_times_apart(graph: Graph, channel: ChannelSpec) -> bool:
 def _why_irregular(producer: OperatorSpec) -> str:
     if not producer.regular:
         return f"a {producer.kind}, which need not fire once per time"
-    return "a producer that no dense input tells of every time"
+    return "a producer that no dense input tells of every time on every shard"
 
 
 def _refuse_dense(producer: OperatorSpec, consumer: OperatorSpec, why: str) -> None:
