@@ -61,6 +61,31 @@ def test_progress_traffic_reports_real_and_simulated_clusters(capsys):
         assert figures[f"{mode}_3_workers_simulated.bytes"] > 0
 
 
+def test_bytewax_peers_report_both_engines_on_the_same_work(capsys):
+    pytest.importorskip("bytewax", reason="no wheels for this Python")
+    cases = ["--case", "word_count", "map_and_redistribute", "--processes", "1"]
+
+    figures = figures_of(
+        capsys, "bytewax_peers", "--rounds", "1", "--scale", "0.01", *cases
+    )
+
+    for case in ("word_count", "map_and_redistribute"):
+        for name in (f"{case}_1_worker.bytewax", f"{case}_1_worker"):
+            assert figures[name] > 0
+        assert figures[f"{case}_1_worker.ahead"] > 0
+
+
+def test_engines_that_disagree_are_not_compared():
+    pytest.importorskip("bytewax", reason="no wheels for this Python")
+    from benchmarks.bytewax_peers import CASES, check_equal
+    from benchmarks.peers.runs import Outcome
+
+    check_equal(CASES[0], [Outcome(1.0, {"a": 2}), Outcome(2.0, {"a": 2})])
+    for other in ({"a": 3}, {}, {"a": 2, "b": 1}):
+        with pytest.raises(ValueError, match="the engines disagree on word_count"):
+            check_equal(CASES[0], [Outcome(1.0, {"a": 2}), Outcome(1.0, other)])
+
+
 @pytest.mark.parametrize("num_workers", [2, 3, 8])
 def test_traffic_is_quadratic_in_broadcast_mode_and_linear_in_accumulator_mode(
     num_workers,

@@ -177,6 +177,7 @@ class Dataflow:
         epoch_interval_s: float | None = None,
         num_shards: int | None = None,
         placement: Placement | None = None,
+        schema: SchemaLike | None = None,
         name: str | None = None,
     ) -> Stream:
         """Return a stream of what a source of Bytewax reads, or one of that shape.
@@ -190,6 +191,7 @@ class Dataflow:
                 given.
             num_shards: Default: the dataflow's.
             placement: Which worker holds which shard.
+            schema: Its columns; default: the first block of a shard fixes them.
             name: Shown in traces and errors; the key of its positions.
 
         Raises:
@@ -216,6 +218,7 @@ class Dataflow:
                 epoch_interval_s=epoch_interval_s,
                 num_shards=num_shards,
                 placement=placement,
+                schema=schema,
                 name=name,
             )
         )
@@ -229,6 +232,7 @@ class Dataflow:
         epoch_interval_s: float = 10.0,
         credit_bytes: int = 8 << 20,
         placement: Placement | None = None,
+        schema: SchemaLike | None = None,
         name: str | None = None,
     ) -> Stream:
         """Return a stream of what a Bytewax dataflow sends from processes of its own.
@@ -244,6 +248,7 @@ class Dataflow:
             epoch_interval_s: Seconds per epoch of Bytewax.
             credit_bytes: Bytes that may wait between each process and its shard.
             placement: Which worker holds which shard, and so starts which process.
+            schema: Its columns; default: the first block of a shard fixes them.
             name: Shown in traces and errors.
 
         Raises:
@@ -262,6 +267,7 @@ class Dataflow:
                 epoch_interval_s=epoch_interval_s,
                 credit_bytes=credit_bytes,
                 placement=placement,
+                schema=schema,
                 name=name,
             )
         )

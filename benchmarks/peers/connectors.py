@@ -18,7 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from bytewax.inputs import FixedPartitionedSource, StatefulSourcePartition
-from bytewax.outputs import FixedPartitionedSink, StatefulSinkPartition
+from bytewax.outputs import (
+    DynamicSink,
+    FixedPartitionedSink,
+    StatefulSinkPartition,
+    StatelessSinkPartition,
+)
 
 Batches = Callable[[int, int], Iterator[list[Any]]]
 """From a partition and the number of partitions to its batches."""
@@ -187,6 +192,34 @@ class SinkPartition(StatefulSinkPartition[Any, None]):
             self._flow.close()
 
 
+class SumSink(DynamicSink[int]):
+    """Adds numbers up, and leaves the sum."""
+
+    def __init__(self, notebook: Notebook) -> None:
+        self.notebook = notebook
+
+    def build(self, _step_id: str, worker_index: int, _count: int) -> SumPartition:
+        """Return what adds up the numbers of one worker or shard."""
+        return SumPartition(self.notebook, worker_index)
+
+
+class SumPartition(StatelessSinkPartition[int]):
+    """The sum of one worker or shard."""
+
+    def __init__(self, notebook: Notebook, index: int) -> None:
+        self._notebook = notebook
+        self._index = index
+        self._total = 0
+
+    def write_batch(self, items: list[int]) -> None:
+        """Add some numbers."""
+        self._total += sum(items)
+
+    def close(self) -> None:
+        """Leave the sum."""
+        self._notebook.write(f"sum-{self._index}", self._total)
+
+
 class FlowNotes:
     """How many bytes have passed somewhere, by time, and the memory of the process."""
 
@@ -210,6 +243,20 @@ class FlowNotes:
         growth = {"process": os.getpid(), "growth": peak - self._rss_before}
         self._notebook.write(f"memory-{self._name}", growth)
         self._notebook.write(self._name, self._passed)
+
+
+def cpu_of_tree() -> dict[str, float]:
+    """Return the CPU time so far of this process and of its children, by process."""
+    processes = [os.getpid()]
+    for thread in Path("/proc/self/task").iterdir():
+        processes += map(int, (thread / "children").read_text().split())
+    ticks = os.sysconf("SC_CLK_TCK")
+    found = {}
+    for process in processes:
+        text = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2]
+        user, system = text.split()[11:13]
+        found[str(process)] = (int(user) + int(system)) / ticks
+    return found
 
 
 def rss_bytes() -> int:

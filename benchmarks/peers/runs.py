@@ -39,7 +39,7 @@ class Outcome:
     Attributes:
         seconds: From the first read to the end.
         sums: What came out, by key.
-        cpu_seconds: As `seconds`, of the processes' CPU time; 0 where it is not known.
+        cpu_seconds: As `seconds`, of the CPU time of all processes.
         queued_bytes: The most that a sink was behind its source.
         memory_bytes: By how much the processes grew, in all.
     """
@@ -64,13 +64,14 @@ def run(engine: str, case: str, size: work.Size, num_processes: int) -> Outcome:
         start = _bytewax if engine == "bytewax" else _timelyml
         outputs = [_output(process) for process in start(side)]
         notebook = Notebook(Path(folder))
-        first, ended = notebook.read("first-"), [output["ended"] for output in outputs]
+        first = notebook.read("first-")
         began = min(note["at"] for note in first)
         sums = {key: value for output in outputs for key, value in output["items"]}
+        sums["all"] = sum(notebook.read("sum-"))
         return Outcome(
-            max(note["at"] for note in ended) - began,
+            max(output["ended"] for output in outputs) - began,
             sums,
-            _cpu_seconds(first, ended),
+            _cpu_seconds(first, outputs),
             peak_queued(notebook.read("made-"), notebook.read("taken-")),
             _memory(notebook.read("memory-")),
         )
@@ -96,16 +97,16 @@ def peak_queued(made: list[Any], taken: list[Any]) -> int:
     return peak
 
 
-def _cpu_seconds(first: list[dict[str, Any]], ended: list[dict[str, Any]]) -> float:
-    """CPU time from the first read to the end, if every process tells both."""
-    since: dict[int, float] = {}
-    for note in first:
-        cpu_s = note.get("cpu", 0.0)
-        since[note["process"]] = min(since.get(note["process"], cpu_s), cpu_s)
-    until = {note["process"]: note["cpu"] for note in ended}
-    if since.keys() != until.keys():
-        return 0.0
-    return float(sum(until.values()) - sum(since.values()))
+def _cpu_seconds(first: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> float:
+    """CPU time of all processes, from the first read in each that reads."""
+    total = 0.0
+    began = {str(note["process"]): note["cpu"] for note in first if "cpu" in note}
+    for output in outputs:
+        since = {**output.get("cpu_before", {}), **began}
+        total += sum(
+            cpu - since.get(process, 0.0) for process, cpu in output["cpu"].items()
+        )
+    return total
 
 
 def _memory(noted: list[dict[str, int]]) -> int:

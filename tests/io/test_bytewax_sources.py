@@ -106,6 +106,17 @@ def test_arrays_are_columns(cluster):
     np.testing.assert_array_equal(result.batches("dict")[0][1]["x"], [0, 1])
 
 
+def test_columns_other_than_declared_are_refused(cluster):
+    flow = Dataflow(num_shards=1)
+    rows = flow.read(Batches({"x": np.arange(2)}), name="rows", schema={"x": "float64"})
+    rows.collect()
+
+    with pytest.raises(PayloadError, match="source 'rows' has other columns than decl"):
+        cluster.run(flow)
+    with pytest.raises(GraphError, match="expected 'y' among them"):
+        rows.aggregate("y", {"n": "count"})
+
+
 def test_columns_that_change_are_refused_as_everywhere(cluster):
     first, other = {"x": np.arange(2)}, {"x": np.arange(2.0)}
     flow = Dataflow(num_shards=1)
