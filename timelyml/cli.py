@@ -259,7 +259,8 @@ def _import(where: str) -> ModuleType:
         spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
     if spec is None or spec.loader is None:
         raise ConfigError(
-            f"file {where!r} does not exist; expected a Python file or a module name"
+            f"file {where!r} does not exist; got a path that leads nowhere; expected a "
+            "Python file or a module name; correct it"
         )
     sys.path.insert(0, str(path.parent.resolve()))  # as for a script
     module = importlib.util.module_from_spec(spec)

@@ -199,6 +199,8 @@ def test_a_graph_that_is_never_built_ends_at_the_deadline_naming_who_is_late():
     scene.pass_(61.0)
     scene.drop()
     assert scene.ended.error.workers == (1,)
+    assert "waiting for workers to build the graph" in scene.ended.error.explanation
+    assert "no answer from worker 1" in scene.ended.error.explanation
 
 
 @pytest.mark.parametrize("mode", ["broadcast", "accumulator"])

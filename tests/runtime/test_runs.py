@@ -293,8 +293,12 @@ def test_a_wait_out_of_time_explains_and_lets_the_run_go_on(cluster):
     with pytest.raises(DeadlineError, match="is not complete in time") as got:
         run.result(timeout_s=0.3)
     assert "'hoarder'" in got.value.explanation
-    with pytest.raises(DeadlineError, match="probe 'probe' did not pass time 0"):
+    with pytest.raises(DeadlineError, match="probe 'probe' did not pass time 0") as got:
         run.probe("probe").wait_until(0, timeout_s=0.1)
+    assert "'hoarder'" in got.value.explanation
+    with pytest.raises(DeadlineError, match="did not drain in time") as got:
+        run.stop(timeout_s=0.1)
+    assert "'hoarder'" in got.value.explanation
     (row,) = run.explain_stall().rows
     assert (row.operator, row.time, row.count) == ("hoarder", 0, 1)
     assert not run.done()
@@ -405,6 +409,27 @@ def test_both_progress_modes_give_the_same_result(cluster, mode):
 def test_a_cluster_refuses_options_that_cannot_work(options, match):
     with pytest.raises(ConfigError, match=match):
         Cluster(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_epochs_ahead": 0},
+        {"max_epochs_ahead": True},
+        {"credit_bytes": 1.5},
+        {"loop_budget_bytes": -1},
+        {"state_limit_bytes": 0},
+        {"timeout_s": 0},
+        {"timeout_s": "1"},
+    ],
+    ids=str,
+)
+def test_a_run_refuses_values_that_cannot_work(options):
+    (option,) = options
+    flow = Dataflow()
+    flow.source([1]).collect()
+    with pytest.raises(ConfigError, match=f"option '{option}' is out of range"):
+        flow.run(**options)
 
 
 def test_a_run_refuses_options_that_it_does_not_know(cluster):

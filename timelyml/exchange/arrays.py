@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from timelyml.errors import WireError
+from timelyml.exchange.garbled import garbled
 
 _MAX_DIMENSIONS = 32
 _PLAIN_TOKEN = re.compile(r"[<>|=][biufcmMSUV]\d{1,9}(\[\d{0,9}[a-zA-Z]{1,7}\])?")
@@ -35,7 +35,9 @@ def _dtype_of(token: str) -> np.dtype[Any]:
         return np.dtype(token)
     found = _named_dtype(token) if _NAMED_TOKEN.fullmatch(token) else None
     if found is None:
-        raise WireError(f"an array has an unknown dtype; got {token!r}", token=token)
+        raise garbled(
+            "an array has an unknown dtype", repr(token), "one of numpy", token=token
+        )
     return found
 
 
@@ -66,11 +68,12 @@ def array_from_bytes(token: Any, shape: Any, data: Any) -> np.ndarray[Any, Any]:
     if len(shape) > _MAX_DIMENSIONS or not all(
         type(length) is int and length >= 0 for length in shape
     ):
-        raise WireError(f"an array has a malformed shape; got {shape!r}")
+        raise garbled("an array has a malformed shape", repr(shape), "a few lengths")
     if math.prod(shape) * dtype.itemsize != view.nbytes:
-        raise WireError(
-            f"an array does not fit its bytes; got {view.nbytes} for shape "
-            f"{list(shape)} of {dtype}; expected {math.prod(shape) * dtype.itemsize}",
+        raise garbled(
+            "an array does not fit its bytes",
+            f"{view.nbytes} for shape {list(shape)} of {dtype}",
+            str(math.prod(shape) * dtype.itemsize),
             size_bytes=view.nbytes,
         )
     array = np.frombuffer(view, dtype).reshape(shape)

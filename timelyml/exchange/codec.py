@@ -19,6 +19,7 @@ import numpy as np
 
 from timelyml.errors import PayloadError, WireError
 from timelyml.exchange.arrays import array_from_bytes, dtype_token, raw_bytes
+from timelyml.exchange.garbled import garbled
 from timelyml.exchange.schema import Schema, build_schemas
 from timelyml.exchange.values import (
     NATIVE,
@@ -157,21 +158,24 @@ class Codec:
         except WireError:
             raise
         except Exception as error:
-            raise WireError(
-                f"a frame cannot be decoded; got {type(error).__name__}: {error}; "
-                f"expected what a codec of this version encodes",
-                cause=type(error).__name__,
+            kind = type(error).__name__
+            raise garbled(
+                "a frame cannot be decoded",
+                f"{kind}: {error}",
+                "what a codec of this version encodes",
+                cause=kind,
             ) from error
         finally:
             self._buffers = []
 
     def _message(self, index: Any, fields: Any, _: Any) -> Any:
         if self._open_marks:
-            raise WireError("a frame holds a stray mark; expected one per value")
+            count = str(self._open_marks)
+            raise garbled("a frame holds stray marks", count, "one per value")
         if index == -1:
             return fields
         if type(index) is not int or index < 0:
-            raise WireError(f"a frame names no message; got index {index!r}")
+            raise garbled("a frame names no message", repr(index), "an index")
         return self._by_index[index].decode(fields)
 
     def _encode_any(self, value: Any) -> Any:
@@ -252,7 +256,7 @@ class Codec:
 
     def _on_ext(self, code: int, data: bytes) -> _Mark:
         if data or not 0 <= code < len(_MARKS):
-            raise WireError(f"a frame holds an unknown extension; got code {code}")
+            raise garbled("a frame holds an unknown extension", str(code), "a mark")
         self._open_marks += 1
         return _MARKS[code]
 
@@ -314,7 +318,8 @@ def _decode_scalar(items: list[Any]) -> Any:
 
 
 def _refuse_ext(code: int, data: bytes) -> Any:
-    raise WireError(
-        f"a frame holds an extension where none was announced; got code {code} with "
-        f"{len(data)} bytes"
+    raise garbled(
+        "a frame holds an extension where none was announced",
+        f"code {code} with {len(data)} bytes",
+        "plain values",
     )

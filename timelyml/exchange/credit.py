@@ -35,7 +35,8 @@ class CreditLedger:
     def __init__(self, limit_bytes: int) -> None:
         if limit_bytes < 1:
             raise InvariantError(
-                f"a credit limit admits nothing; got {limit_bytes}; expected 1 or more",
+                f"a credit limit admits nothing; got {limit_bytes}; expected 1 or more; "
+                f"check the options of the run",
                 limit_bytes=limit_bytes,
             )
         self.limit_bytes = limit_bytes
@@ -72,7 +73,7 @@ class CreditLedger:
         if not 0 <= size_bytes <= self.outstanding_bytes:
             raise InvariantError(
                 f"credit comes back that nobody spent; got {size_bytes} bytes; "
-                f"expected at most {self.outstanding_bytes}",
+                f"expected at most {self.outstanding_bytes}; refund each block once",
                 size_bytes=size_bytes,
                 outstanding_bytes=self.outstanding_bytes,
             )

@@ -98,7 +98,8 @@ def _checked(
     if given.shape != (rows,) or (rows and given.dtype.kind not in "iu"):
         raise RoutingError(
             f"destinations do not fit the payload; got shape {given.shape} of "
-            f"{given.dtype}; expected one integer for each of {rows} rows",
+            f"{given.dtype}; expected one integer for each of {rows} rows; correct what "
+            f"chooses them",
             rows=rows,
             shape=given.shape,
         )

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from timelyml.errors import InvariantError, WireError
+from timelyml.errors import InvariantError
+from timelyml.exchange.garbled import garbled
 
 Convert: TypeAlias = Callable[[Any], Any]
 
@@ -157,9 +158,10 @@ def _has_plain_slots(cls: type[Any]) -> bool:
 
 
 def _refuse(cls: type[Any], values: Any) -> None:
-    raise WireError(
-        f"a message does not fit its class {cls.__name__}; got {values!r:.80}; "
-        f"expected {len(field_names(cls))} fields",
+    raise garbled(
+        f"a message does not fit its class {cls.__name__}",
+        f"{values!r:.80}",
+        f"{len(field_names(cls))} fields",
         message_type=cls.__name__,
     )
 
@@ -175,7 +177,10 @@ def _field_of(
         schema = registry[hint]
         schema.compile(registry, any_field)
         if schema.decode is list:  # still at it
-            raise InvariantError(f"message class {hint.__name__} contains itself")
+            raise InvariantError(
+                f"message class {hint.__name__} contains itself; got it in a field of "
+                f"its own; expected a tree of classes; carry it as a plain value"
+            )
         return _Field(schema.encode, schema.decode)
     if origin in (typing.Union, types.UnionType):
         return _union_field(arguments, registry, any_field)
@@ -227,9 +232,10 @@ def _rows_decoder(width: int) -> Convert:
             or len(flat) % width
             or not _ROW_VALUES.issuperset(map(type, flat))
         ):
-            raise WireError(
-                f"a message holds malformed rows; got {flat!r:.80}; expected plain "
-                f"values in groups of {width}",
+            raise garbled(
+                "a message holds malformed rows",
+                f"{flat!r:.80}",
+                f"plain values in groups of {width}",
                 width=width,
             )
         values = iter(flat)
@@ -252,9 +258,10 @@ def _items_decoder(field: _Field) -> Convert:
 
     def decode_items(items: Any) -> Any:
         if type(items) is not list:
-            raise WireError(
-                f"a message holds no sequence where one belongs; got {items!r:.80}; "
-                f"expected a list",
+            raise garbled(
+                "a message holds no sequence where one belongs",
+                f"{items!r:.80}",
+                "a list",
             )
         if decode is None:
             return tuple(items)
@@ -271,9 +278,6 @@ def _scalar_decoder(cls: type[Any]) -> Convert:
             return cls(value)  # the sender computed it with numpy
         if cls is float and type(value) is int:
             return float(value)
-        raise WireError(
-            f"a message holds a wrong value; got {value!r:.80}; expected "
-            f"{cls.__name__}",
-        )
+        raise garbled("a message holds a wrong value", f"{value!r:.80}", cls.__name__)
 
     return decode_scalar

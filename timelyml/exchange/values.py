@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from timelyml.errors import WireError
 from timelyml.exchange.arrays import dtype_token
+from timelyml.exchange.garbled import garbled
 
 NATIVE = frozenset({int, float, str, bytes, bool, type(None)})
 """Types that msgpack carries as they are."""
@@ -41,7 +41,11 @@ def decode_plain(items: list[Any]) -> Any:
     _, name, *values = items
     decode = _DECODERS.get(name)
     if decode is None:
-        raise WireError(f"a frame holds an unknown kind of value; got {name!r:.80}")
+        raise garbled(
+            "a frame holds an unknown kind of value",
+            f"{name!r:.80}",
+            f"one of {list(_DECODERS)}",
+        )
     return decode(*values)
 
 

@@ -271,7 +271,7 @@ def _addresses(
         return [bind, bind], keys or CurveKeys.generate()
     raise ConfigError(
         f"a transport cannot bind; got {bind!r}; expected ipc://<directory> or "
-        f"tcp://<address>:*",
+        f"tcp://<address>:*; use one of these",
         bind=bind,
     )
 

@@ -49,7 +49,10 @@ def initial_counts(graph: Graph, num_workers: int) -> list[tuple[int, Timestamp,
 def shard_count(spec: OperatorSpec) -> int:
     """Shards of an operator of a resolved graph."""
     if spec.num_shards is None:
-        msg = f"operator {spec.name!r} has no number of shards; resolve the graph first"
+        msg = (
+            f"operator {spec.name!r} has no number of shards; got one per worker; "
+            "expected a number; resolve the graph for the workers first"
+        )
         raise GraphError(msg, operator=spec.name)
     return spec.num_shards
 
@@ -106,7 +109,7 @@ def _build(
     if not isinstance(spec.logic, Logic):
         msg = (
             f"operator {spec.name!r} cannot run; got logic {spec.logic!r}; expected a "
-            "Logic of callbacks"
+            "Logic of callbacks; pass one to add_operator"
         )
         raise GraphError(msg, operator=spec.name)
     return OperatorInstance(

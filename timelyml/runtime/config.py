@@ -7,7 +7,7 @@ the same ones.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from timelyml.errors import ConfigError
 from timelyml.graph import Graph, Placement, RoundRobin
@@ -47,17 +47,27 @@ class RunConfig:
         if self.progress_mode not in ("broadcast", "accumulator"):
             msg = (
                 f"option 'progress_mode' is unknown; got {self.progress_mode!r}; "
-                "expected 'broadcast' or 'accumulator'"
+                "expected 'broadcast' or 'accumulator'; choose one"
             )
             raise ConfigError(msg, option="progress_mode")
         for option in ("max_epochs_ahead", "credit_bytes", "loop_budget_bytes"):
-            value = getattr(self, option)
-            if not isinstance(value, int) or value < 1:
-                msg = (
-                    f"option {option!r} is out of range; got {value!r}; "
-                    "expected an integer of at least 1"
-                )
-                raise ConfigError(msg, option=option)
+            self._check(option, int, "an integer of at least 1", least=1)
+        if self.state_limit_bytes is not None:
+            self._check("state_limit_bytes", int, "an integer of at least 1", least=1)
+        if self.timeout_s is not None:
+            self._check("timeout_s", (int, float), "seconds above 0", least=1e-9)
+
+    def _check(
+        self, option: str, kind: type | tuple[type, ...], rule: str, *, least: float
+    ) -> None:
+        value: Any = getattr(self, option)
+        is_number = isinstance(value, kind) and not isinstance(value, bool)
+        if not is_number or not value >= least:
+            msg = (
+                f"option {option!r} is out of range; got {value!r}; expected {rule}; "
+                "correct it, or leave it out"
+            )
+            raise ConfigError(msg, option=option)
 
 
 @dataclass(frozen=True, slots=True)

@@ -343,7 +343,10 @@ class Controller:
 def _as_timely_error(error: Exception) -> TimelyError:
     if isinstance(error, TimelyError):
         return error
-    msg = f"the controller failed on a run: {type(error).__name__}: {error}"
+    msg = (
+        f"the controller failed on a run; got {type(error).__name__}: {error}; expected "
+        "every event to be decided; report it, as this is a bug"
+    )
     failure = InvariantError(msg)
     failure.__cause__ = error
     return failure

@@ -379,8 +379,9 @@ class Dataflow:
         instance = self.instances[target.operator]
         if part.target_shard >= 0 and part.target_shard not in instance.shards:
             msg = (
-                f"operator {instance.name!r} got rows for shard {part.target_shard}, "
-                f"which worker {self.worker_index} does not hold"
+                f"operator {instance.name!r} got rows for a shard of another worker; "
+                f"got shard {part.target_shard} on worker {self.worker_index}; expected "
+                f"one of {list(instance.shards)}; report it, as this is a bug"
             )
             raise InvariantError(msg, operator=instance.name, shard=part.target_shard)
         arrival = Arrival(channel, target.port, peer, time, part)

@@ -34,7 +34,8 @@ class DenseInput:
             msg = (
                 f"operator {self._consumer!r} shard {shard} got a dense block twice; "
                 f"got shard {source_shard} of {self._producer!r} at {time!r}; "
-                "expected one logical block per producer shard and time"
+                "expected one logical block per producer shard and time; report it, as "
+                "this is a bug"
             )
             raise InvariantError(msg, operator=self._consumer, shard=shard, time=time)
         heard.add(source_shard)
@@ -56,8 +57,8 @@ class DenseInput:
                     msg = (
                         f"operator {self._producer!r} did not fire on every shard; "
                         f"got {len(heard)} of {self._num_expected} blocks for "
-                        f"{self._consumer!r} shard {shard} at {time!r}; a producer on "
-                        "a dense edge sends exactly once per time, even when empty"
+                        f"{self._consumer!r} shard {shard} at {time!r}; expected one "
+                        "of each; send exactly once per time, even with nothing to send"
                     )
                     raise OperatorError(
                         msg, operator=self._producer, shard=shard, time=time

@@ -169,11 +169,15 @@ def unpack_error(data: bytes) -> TimelyError:
     except Exception as problem:  # noqa: BLE001 - a class that exists only in the worker
         msg = (
             f"a worker's error cannot be read here; got {type(problem).__name__}: "
-            f"{problem}; expected classes that the driver can import"
+            f"{problem}; expected classes that the driver can import; see the stderr of "
+            "the worker"
         )
         return OperatorError(msg)
     if not isinstance(error, TimelyError):
-        return InvariantError(f"a worker reported {error!r}, which is no TimelyError")
+        return InvariantError(
+            f"a worker reported something that is no error of its own; got {error!r}; "
+            "expected a TimelyError; report it, as this is a bug"
+        )
     if error.__cause__ is None:
         error.__cause__ = unpack_exception(cause)
     if notes:

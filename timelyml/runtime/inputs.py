@@ -173,7 +173,10 @@ class InputHandle:
         if self._record.is_ended:
             raise self._record.over_error(who)
         if self._is_closed:
-            msg = f"{who} is closed; got more to do; expected nothing after close()"
+            msg = (
+                f"{who} is closed; got more to do; expected nothing after close(); close "
+                "it later"
+            )
             raise RunStoppedError(msg, input=self.name)
 
     def _has_credit(self, size: int) -> bool:

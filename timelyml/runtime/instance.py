@@ -269,8 +269,8 @@ class OperatorInstance:
         """Clone the initial capability; only while operators start."""
         if not self._roots:
             msg = (
-                f"operator {self.name!r} asked for its initial capability too late; "
-                "expected only in on_start; keep it in state from there"
+                f"operator {self.name!r} asked for its initial capability too late; got "
+                "it after the start; expected it in on_start; keep it in state from there"
             )
             raise CapabilityError(msg, operator=self.name)
         root = self._roots[output]
@@ -331,8 +331,8 @@ class OperatorInstance:
         if not self.may_send(output, held_at):
             msg = (
                 f"operator {self.name!r} shard {shard} may not be notified at "
-                f"{time!r}; nothing it processes or holds leads there; ask at or after "
-                "the time of the delivery"
+                f"{time!r}; got nothing processed or held that leads there; expected the "
+                "time of the delivery or later; ask while something justifies it"
             )
             raise CapabilityError(msg, operator=self.name, shard=shard, time=time)
         site = f"notification of {self.name!r} shard {shard} at {time!r}"

@@ -170,8 +170,8 @@ class Membership:
     def _lost_error(self, worker: int, what: str) -> PeerError:
         member = self.members[worker]
         msg = (
-            f"{self.describe(worker)} {what}; expected all {self.num_workers} workers "
-            "to stay; every run of this cluster ends"
+            f"{self.describe(worker)} {what}; got a cluster without it; expected all "
+            f"{self.num_workers} workers to stay; start again what ends with it"
         )
         error = PeerError(msg, worker=worker, process_id=member.process_id, reason=what)
         if tail := member.stderr_tail.strip():

@@ -137,7 +137,11 @@ class RunState:
                 effects = self._conclude(self._inspections.report(worker, message), now)
             case _:
                 kind = type(message).__name__
-                error = InvariantError(f"{self.who}: worker {worker} sent a {kind}")
+                error = InvariantError(
+                    f"{self.who} got a message that is not for a controller; got a "
+                    f"{kind} of worker {worker}; expected what workers say; report it, "
+                    "as this is a bug"
+                )
                 effects = self.fail(error, now)
         return effects
 
@@ -277,10 +281,12 @@ class RunState:
         late = sorted(self._awaited)
         msg = (
             f"{self.who} did not start; got no answer from workers {late}; expected them "
-            f"to build it within {self.plan.build_timeout_s:g} s"
+            f"to build it within {self.plan.build_timeout_s:g} s; see what they do below, "
+            "or allow more with startup_timeout_s"
         )
-        error = DeadlineError(msg, workers=tuple(late))
-        error.add_note("waiting for " + "; ".join(map(self._doing, late)))
+        explanation = self._standing()
+        error = DeadlineError(msg, workers=tuple(late), explanation=str(explanation))
+        error.add_note(str(explanation))
         return error
 
     def _emitted(self, message: Emitted) -> list[Effect]:
@@ -323,8 +329,7 @@ class RunState:
 
     def _explain(self, inspection: Inspection) -> StallReport:
         if self.phase is not RunPhase.RUNNING:
-            late = tuple(self._doing(worker) for worker in sorted(self._awaited))
-            return StallReport(f"{self.who} is {self.phase.value}", (), late)
+            return self._standing()
         return explain(
             self.plan.graph,
             self._progress.tracker,
@@ -332,6 +337,11 @@ class RunState:
             who=self.who,
             unanswered=[self._doing(worker) for worker in sorted(inspection.awaited)],
         )
+
+    def _standing(self) -> StallReport:
+        """Say for whom the run waits where it is not for progress."""
+        late = tuple(self._doing(worker) for worker in sorted(self._awaited))
+        return StallReport(f"{self.who} is {self.phase.value}", (), late)
 
     def _doing(self, worker: int) -> str:
         doing = self._activities.get(worker)

@@ -263,7 +263,8 @@ class Shard:
             msg = (
                 f"operator {self.operator!r} shard {self.index} may not retain a "
                 f"capability on output {output}; got time {time!r}; expected a time "
-                "justified by what is being processed or by a held capability"
+                "justified by what is being processed or by a held capability; retain "
+                "it while something justifies it"
             )
             raise CapabilityError(
                 msg, operator=self.operator, shard=self.index, time=time

@@ -76,7 +76,9 @@ class StateStore:
             cell = self._cells.get((operator, shard, name))
             if cell is None:
                 msg = (
-                    f"operator {operator} shard {shard} did not declare state {name!r}"
+                    f"operator {operator} shard {shard} did not declare state {name!r}; "
+                    f"got it from elsewhere; expected the same graph on both sides; "
+                    f"install it where it was made"
                 )
                 raise InvariantError(msg, operator=operator, shard=shard)
             cell.clear()

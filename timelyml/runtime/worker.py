@@ -116,7 +116,11 @@ class Worker:
     def _handle(self, peer: int, message: Any) -> None:
         handler = self._handlers.get(type(message))
         if handler is None:
-            msg = f"worker {self.index} got a message it does not know: {message!r}"
+            msg = (
+                f"worker {self.index} got a message that is not for a worker; got "
+                f"{message!r:.200}; expected what a controller or a worker says; report "
+                "it, as this is a bug"
+            )
             raise InvariantError(msg)
         handler(peer, message)
 
@@ -234,7 +238,10 @@ class Worker:
 
     def _on_link_failure(self, peer: int, message: LinkFailure) -> None:
         who = "the controller" if peer == CONTROLLER else f"worker {peer}"
-        msg = f"worker {self.index} lost its link from {who}: {message.reason}"
+        msg = (
+            f"worker {self.index} lost its link from {who}; got {message.reason}; "
+            "expected an unbroken link; start the run again"
+        )
         self._broken = PeerError(msg, worker=peer, reason=message.reason)
         for generation in list(self._dataflows):
             self._report(generation, self._broken)
@@ -268,7 +275,10 @@ class Worker:
             if dataflow in self._started:
                 self._started.remove(dataflow)
         if not isinstance(error, TimelyError):
-            failure = InvariantError(f"worker {self.index} failed: {error!r}")
+            failure = InvariantError(
+                f"worker {self.index} failed; got {error!r}; expected only operators to "
+                "fail; report it, as this is a bug"
+            )
             failure.__cause__ = error
             error = failure
         self._transport.send(
