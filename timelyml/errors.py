@@ -148,6 +148,10 @@ class DeadlineError(TimelyError):
     """Something did not happen in the time that the caller allowed."""
 
 
+class ReentryError(TimelyError):
+    """A callback waits for what only its own thread could bring about."""
+
+
 class RunStoppedError(TimelyError):
     """The run was cancelled or its cluster closed before it was complete."""
 

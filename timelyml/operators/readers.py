@@ -274,15 +274,20 @@ def _split_item(item: Any) -> tuple[int | None, Any]:
 
 
 def _promptly(records: Iterator[Any], most: int, now: Callable[[], float]) -> list[Any]:
-    """Take up to `most` records; fewer, but at least one, if they are slow to come."""
+    """Take up to `most` records: fewer, but at least one, if they are slow or large."""
     batch: list[Any] = []
     send_by = now() + MAX_DELAY_S
+    weigh_at = RECORDS_PER_LOOK
     while len(batch) < most:
         wanted = min(RECORDS_PER_LOOK, most - len(batch))
         taken = list(islice(records, wanted))
         batch += taken
         if len(taken) < wanted or now() >= send_by:
             break
+        if len(batch) >= weigh_at:
+            if size_bytes(batch) >= BYTES_PER_BATCH:
+                break
+            weigh_at *= 2
     return batch
 
 

@@ -3,8 +3,8 @@
 A long block of slow records must neither keep a worker from its other operators
 nor keep finished results back: a step takes as many records as fit in about a
 millisecond, one at first; the others have the worker after about a millisecond of
-steps; and results are sent as soon as they have waited for `MAX_DELAY_S`. Fast code
-sends one block for one block.
+steps; and results are sent as soon as they have waited for `MAX_DELAY_S`, or are so
+large that credit could not bound them. Fast code sends one block for one block.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
+from timelyml.exchange import size_bytes
 from timelyml.progress import Timestamp
 from timelyml.runtime.shard import Shard
 
@@ -20,6 +21,7 @@ STEP_S = 0.001
 RECORDS_PER_STEP = 64  # at most: the next records may be slow even if these are fast
 STEPS_PER_YIELD = 16  # at most: a yield costs as much as ten fast records
 RECORDS_PER_BLOCK = 8192
+BYTES_PER_BLOCK = 4 << 20  # about: an eighth of the default credit of a channel
 MAX_DELAY_S = 0.01
 
 Work = Callable[[list[Any]], Iterable[Any]]
@@ -100,6 +102,8 @@ def send_in_steps(
             if is_chunk_over:
                 pace.step(now)
             if reading.is_over:
+                if size_bytes(results[-1:]) * len(results) >= BYTES_PER_BLOCK:
+                    results = _send(shard, time, results, failed)
                 yield
                 reading.resume()
                 pace.resume()

@@ -177,6 +177,7 @@ class Cluster:
             ),
             # Names the cluster, so that a run whose handle was dropped goes on.
             on_end=(lambda: self._request_close(session)) if is_only_run else None,
+            is_driven_here=lambda: session.is_driven_here,
         )
         controller = session.controller
         identity = RunIdentity(generation, resolved, run_config)

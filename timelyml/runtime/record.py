@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from timelyml.errors import OperatorError, RunStoppedError, TimelyError
+from timelyml.errors import OperatorError, ReentryError, RunStoppedError, TimelyError
 from timelyml.graph import Graph
 from timelyml.progress import Timestamp, minimum
 from timelyml.runtime.config import INPUT_KIND, PROBE_KIND
@@ -50,6 +50,7 @@ class RunRecord:
         on_message: OnMessage | None = None,
         on_listener_error: Callable[[TimelyError], None] | None = None,
         on_end: Callable[[], None] | None = None,
+        is_driven_here: Callable[[], bool] = lambda: False,
     ) -> None:
         self.future: Future[Result] = Future()
         self.future.set_running_or_notify_cancel()  # so that nobody can cancel it
@@ -80,6 +81,7 @@ class RunRecord:
         self._on_message = on_message
         self._on_listener_error = on_listener_error
         self._on_end = on_end
+        self.is_driven_here = is_driven_here  # if so, the calling thread cannot wait
 
     def apply(self, effect: Effect) -> None:
         """Take an effect of the run."""
@@ -159,7 +161,13 @@ class RunRecord:
     def wait_until(
         self, condition: Callable[[], bool], timeout_s: float | None
     ) -> bool:
-        """Block until `condition()` or the end of the run; False if time is over."""
+        """Block until `condition()` or the end of the run; False if time is over.
+
+        Raises:
+            ReentryError: Only the calling thread could bring that about.
+        """
+        if self.is_driven_here() and not (self.is_ended or condition()):
+            raise reentry_error("a run")
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self.changed:
             while not (self.is_ended or condition()):
@@ -228,3 +236,12 @@ class RunRecord:
         """Names under which something is, or will be, collected."""
         with self.changed:
             return list(self._batches)
+
+
+def reentry_error(who: str) -> ReentryError:
+    """Return what to raise when the thread that drives something waits for it."""
+    return ReentryError(
+        f"{who} waits for itself; got a wait in the thread that would have to go on; "
+        f"expected none in on_message or within a run of the same cluster; do it in "
+        f"another thread, or on another cluster"
+    )

@@ -173,6 +173,8 @@ class Run:
     def cancel(self) -> None:
         """Give the run up: `result` raises RunStoppedError, whole epochs stay."""
         self.request_cancel()
+        if self.record.is_driven_here():
+            return  # by the callback that asks for it: the end comes after it
         self.record.wait_until(lambda: False, CANCEL_TIMEOUT_S)
         self._free()
 

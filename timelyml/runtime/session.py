@@ -23,10 +23,11 @@ from timelyml.runtime.controller import Controller
 from timelyml.runtime.enquiries import EnquiryServer
 from timelyml.runtime.launch import Launcher
 from timelyml.runtime.loop import Endpoint, drive
-from timelyml.runtime.record import RunRecord
+from timelyml.runtime.record import RunRecord, reentry_error
 from timelyml.runtime.run import Run, RunIdentity
 
 CLOSE_TIMEOUT_S = 20.0
+TURN_TIMEOUT_S = 0.05  # how soon one that waits to drive sees that it need not
 
 
 class Session:
@@ -51,6 +52,8 @@ class Session:
         self._launcher = launcher
         self._endpoint = endpoint
         self._thread: threading.Thread | None = None
+        self._driving = threading.Lock()
+        self._driver: int | None = None  # the thread that drives it now
         self._closed = threading.Event()
         # Weak, or what the last run collected would stay in memory.
         self._runs: list[tuple[RunIdentity, weakref.ref[RunRecord]]] = []
@@ -90,8 +93,35 @@ class Session:
         finally:
             self.take_down()
 
+    @property
+    def is_driven_here(self) -> bool:
+        """Whether the calling thread drives it, and so cannot wait for it."""
+        return self._driver == threading.get_ident()
+
     def drive_until(self, is_enough: Callable[[], bool]) -> None:
-        """Drive it in the calling thread until `is_enough()` or it is closed."""
+        """Drive it in the calling thread until `is_enough()`, or until it is down.
+
+        While another thread drives it, which does the same work, this one waits.
+
+        Raises:
+            ReentryError: The calling thread drives it already.
+        """
+        if self.is_driven_here:
+            raise reentry_error("a cluster")
+        controller = self.controller
+        while not self._driving.acquire(timeout=TURN_TIMEOUT_S):
+            if controller.is_stopped or is_enough():
+                return
+        try:
+            self._driver = threading.get_ident()
+            self._drive_until(is_enough)
+            if controller.is_stopped:
+                self.take_down()
+        finally:
+            self._driver = None
+            self._driving.release()
+
+    def _drive_until(self, is_enough: Callable[[], bool]) -> None:
         controller = self.controller
         try:
             drive(
@@ -108,13 +138,17 @@ class Session:
             controller.is_stopped = True
 
     def close(self) -> None:
-        """End every run and every worker; blocks until they are gone."""
-        if self._thread is None:
-            self.controller.shut_down()
-            self.take_down()
+        """End every run and every worker; blocks until they are gone.
+
+        Not if the calling thread drives it: then they go when this callback is over.
+        """
+        self.request_close()
+        if self.is_driven_here:
             return
-        self.controller.post(self.controller.shut_down)
-        if self._thread is not threading.current_thread():
+        if self._thread is None:
+            self.drive_until(lambda: False)
+            self._closed.wait(CLOSE_TIMEOUT_S)
+        else:
             self._thread.join(CLOSE_TIMEOUT_S)
 
     def request_close(self) -> None:
