@@ -55,6 +55,28 @@ def test_unary_may_be_a_generator_that_lets_others_run(cluster):
     assert cluster.run(flow)["out"] == list(range(50))
 
 
+def yield_records(shard, delivery):
+    yield delivery.payload[0]
+
+
+@pytest.mark.parametrize(
+    ("on_batch", "what"),
+    [
+        (lambda shard, delivery: 3, "returned something that is no step; got 3"),
+        (lambda shard, delivery: [1, 2], r"returned .* got \[1, 2\]; expected None"),
+        (yield_records, "yielded something that is no step; got 7"),
+    ],
+)
+def test_what_is_returned_or_yielded_in_place_of_sending_is_refused(
+    cluster, on_batch, what
+):
+    flow = Dataflow()
+    flow.source([7]).unary(on_batch, name="mine").collect()
+
+    with pytest.raises(TypeError, match=f"operator 'mine' {what}"):
+        cluster.run(flow)
+
+
 def test_state_must_be_declared(cluster):
     flow = Dataflow()
     flow.source([1]).unary(lambda shard, _: shard.state_of("other") and None).collect()

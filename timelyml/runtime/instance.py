@@ -8,7 +8,7 @@ the callback had its chance to retain a capability, never before.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from timelyml.errors import CapabilityError
@@ -17,21 +17,17 @@ from timelyml.progress import (
     Capability,
     CapabilityTable,
     Frontier,
-    Summary,
     Timestamp,
     Tracker,
-    less_equal,
-    minimum,
 )
 from timelyml.runtime.channels import ALL_LOCAL_SHARDS, Arrival, OutChannel
 from timelyml.runtime.dense import DenseInput
 from timelyml.runtime.notifications import Notification, NotificationQueue
 from timelyml.runtime.operator import Delivery, Logic, Steps, Wait
+from timelyml.runtime.rights import BY_CAPABILITY, Rights
 from timelyml.runtime.shard import Shard
 from timelyml.runtime.turn import Turn
 
-BY_CAPABILITY = -1  # no port justifies what is sent: a held capability must
-STARTING = -2
 MAX_STEPS = 256  # of generators and batches, in one turn of the worker
 
 
@@ -69,41 +65,28 @@ class OperatorInstance:
         self.current: tuple[int, Timestamp | None] = (-1, None)  # for error reports
         self._dense = dense_inputs  # by port: channel -> counter
         self._input_locations = input_locations
-        self._output_locations = output_locations
         self._frontiers = [tracker.frontier(loc) for loc in input_locations]
         self._all_ports = tuple(range(spec.num_inputs))
-        self._table = table
         self._turn = turn
-        self._summaries = spec.summaries
+        self._rights = Rights(spec, output_locations, table)
         self.notifications = NotificationQueue(in_order=logic.in_order)
         self._steps: Iterator[Wait | None] | None = None
         self._waits = False  # until a shard is activated
-        self._context_port = BY_CAPABILITY
-        self._context_time: Timestamp = 0
         self._frontier_moved = False
         self._activated: set[int] = set()
         self._messages: deque[tuple[int, Any]] = deque()
-        self._roots: list[Capability] = []
 
     def open(self) -> None:
         """Take the initial capabilities; what shards bring along is justified by them."""
-        time, site = minimum(self.spec.depth), f"initial capability of {self.name}"
-        self._roots = [
-            self._table.start(location, time, site)
-            for location in self._output_locations
-        ]
+        self._rights.open()
 
     def start(self) -> None:
         """Run `on_start` of every shard; then drop what they did not keep."""
-        self._context_port = STARTING
         if self.logic.on_start is not None:
             for shard in self.shards.values():
                 self.current = (shard.index, None)
                 self.logic.on_start(shard)
-        self._context_port = BY_CAPABILITY
-        for root in self._roots:
-            root.release()
-        self._roots = []
+        self._rights.end_start()
 
     def frontier_moved(self) -> None:
         """Note that the frontier of an input port moved."""
@@ -180,10 +163,13 @@ class OperatorInstance:
     def _continue(self) -> None:
         assert self._steps is not None  # noqa: S101  for the type checker
         try:
-            self._waits = next(self._steps) is not None
+            step = next(self._steps)
+            self._waits = step is not None
+            if self._waits and not isinstance(step, Wait):
+                raise _wrong_step(self.name, "yielded", step)
         except StopIteration:
             self._steps = None
-            self._context_port = BY_CAPABILITY
+            self._rights.end()
 
     def _consume(self, arrival: Arrival) -> Iterator[Wait | None]:
         part = arrival.part
@@ -198,10 +184,10 @@ class OperatorInstance:
         on_batch = self.logic.on_batch
         counter = self._dense[arrival.port].get(arrival.channel)
         for shard in targets:
-            self._context_port, self._context_time = arrival.port, arrival.time
+            self._rights.begin(arrival.port, arrival.time)
             self.current = (shard.index, arrival.time)
             if on_batch is not None:
-                yield from _stepped(on_batch(shard, delivery))
+                yield from self._stepped(on_batch(shard, delivery))
             if counter is not None and part.is_last:
                 counter.hear(arrival.time, shard.index, part.source_shard)
         self.metrics["records_in"] += part.weight
@@ -219,15 +205,21 @@ class OperatorInstance:
 
     def _deliver(self, notification: Notification) -> Iterator[Wait | None]:
         shard = self.shards[notification.shard]
-        self._context_port = notification.via_port
-        self._context_time = notification.time
+        self._rights.begin(notification.via_port, notification.time)
         self.notified_ports = notification.ports
         self.current = (shard.index, notification.time)
         self.metrics["notifications"] += 1
         if self.logic.on_notify is not None:
-            yield from _stepped(self.logic.on_notify(shard, notification.time))
+            yield from self._stepped(self.logic.on_notify(shard, notification.time))
         for capability in notification.capabilities:
             capability.release()
+
+    def _stepped(self, steps: Steps) -> Iterator[Wait | None]:
+        if steps is None:
+            return
+        if not isinstance(steps, Iterator):
+            raise _wrong_step(self.name, "returned", steps)
+        yield from steps
 
     def _take_message(self) -> None:
         index, body = self._messages.popleft()
@@ -251,30 +243,15 @@ class OperatorInstance:
 
     def may_send(self, output: int, time: Timestamp) -> bool:
         """Whether the callback being run, or a held capability, justifies it."""
-        port = self._context_port
-        if port >= 0 and any(
-            _leads_to(summary, self._context_time, time)
-            for summary in self._summaries[port][output]
-        ):
-            return True
-        if port == STARTING:
-            return True
-        return self._table.covers(self._output_locations[output], time)
+        return self._rights.may_send(output, time)
 
     def mint(self, output: int, time: Timestamp, site: str) -> Capability:
         """Mint a capability at an output."""
-        return self._table.mint(self._output_locations[output], time, site)
+        return self._rights.mint(output, time, site)
 
     def initial(self, output: int, site: str) -> Capability:
         """Clone the initial capability; only while operators start."""
-        if not self._roots:
-            msg = (
-                f"operator {self.name!r} asked for its initial capability too late; got "
-                "it after the start; expected it in on_start; keep it in state from there"
-            )
-            raise CapabilityError(msg, operator=self.name)
-        root = self._roots[output]
-        return self._table.mint(root.location, root.time, site)
+        return self._rights.initial(output, site)
 
     def request(
         self,
@@ -285,22 +262,19 @@ class OperatorInstance:
     ) -> None:
         """Ask for a notification; see `Shard.notify_at`."""
         wanted = self._all_ports if ports is None else ports
-        via = self._context_port
+        rights, via = self._rights, self._rights.via_port
         pending = self.notifications.find(shard, time, wanted)
         if pending is not None and (via, outputs) in pending.asked:
             return
-        held_already = [] if pending is None else pending.capabilities
-        held = {(each.location, each.time) for each in held_already}
+        held = [] if pending is None else pending.capabilities
         capabilities = [
             self._hold(output, held_at, shard, time)
-            for output in self._outputs_to_hold(outputs)
-            for held_at in self._times_at(output, time)
-            if (self._output_locations[output], held_at) not in held
+            for output, held_at in rights.kept_open(time, outputs)
+            if not any(rights.is_at(each, output, held_at) for each in held)
         ]
         if pending is None:
-            pending = Notification(
-                time, shard, wanted, max(via, BY_CAPABILITY), capabilities
-            )
+            via_port = max(via, BY_CAPABILITY)
+            pending = Notification(time, shard, wanted, via_port, capabilities)
             self.wait_for(pending)
         else:
             pending.capabilities.extend(capabilities)
@@ -310,20 +284,6 @@ class OperatorInstance:
         """Keep a request that is not there yet until its ports are complete."""
         is_dense = any(self._dense[port] for port in request.ports)
         self.notifications.add(request, is_dense=is_dense)
-
-    def _outputs_to_hold(self, outputs: tuple[int, ...] | None) -> Iterable[int]:
-        via = self._context_port
-        if outputs is not None:
-            return outputs
-        everything = range(self.spec.num_outputs)
-        return [o for o in everything if via < 0 or self._summaries[via][o]]
-
-    def _times_at(self, output: int, time: Timestamp) -> list[Timestamp]:
-        if self._context_port < 0:
-            return [time]
-        summaries = self._summaries[self._context_port][output]
-        times = [summary.results_in(time) for summary in summaries]
-        return [t for t in times if t is not None]
 
     def _hold(
         self, output: int, held_at: Timestamp, shard: int, time: Timestamp
@@ -382,13 +342,8 @@ class OperatorInstance:
 METRIC_NAMES = ("records_in", "batches_in", "notifications", "busy_s", "activations")
 
 
-def _leads_to(summary: Summary, source: Timestamp, target: Timestamp) -> bool:
-    if summary.is_identity:
-        return less_equal(source, target)
-    result = summary.results_in(source)
-    return result is not None and less_equal(result, target)
-
-
-def _stepped(steps: Steps) -> Iterator[Wait | None]:
-    if steps is not None:
-        yield from steps
+def _wrong_step(operator: str, how: str, value: object) -> TypeError:
+    return TypeError(
+        f"a callback of operator {operator!r} {how} something that is no step; got "
+        f"{value!r:.200}; expected None; send results with shard.output().send"
+    )

@@ -52,7 +52,8 @@ class Logic:
     time budget, so that one long batch does not keep a worker from the others;
     a batch counts as consumed when its generator ends. One that yields `WAIT` is not
     stepped again before a shard of its operator is activated; until then the operator
-    takes nothing in, so that credit holds its producers back.
+    takes nothing in, so that credit holds its producers back. Other callbacks return
+    nothing.
 
     Attributes:
         on_start: Once per shard, before anything else; the only place where
