@@ -9,6 +9,7 @@ would drop everything without a word.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -141,7 +142,7 @@ def _bounded_by_counts(factor: float, raw: int, largest_count: int | None) -> in
     return largest_count if factor == 0 else min(raw, largest_count)
 
 
-_FORMULAS = {
+_FORMULAS: dict[str, Callable[[float, int, int, int], int]] = {
     "ceil": _ceil,
     "fixed": _fixed,
     "flaxformer": _flaxformer,
