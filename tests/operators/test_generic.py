@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from timelyml import Dataflow, Exchange, Logic, Pipeline, Summary
-from timelyml.errors import GraphError, OperatorError
+from timelyml.errors import GraphError, OperatorError, TimeError
 from timelyml.progress import less_equal
 
 
@@ -107,6 +107,24 @@ def test_sending_at_an_earlier_time_is_refused(cluster):
 
     with pytest.raises(OperatorError, match="'back' shard 0 may not send on output 0"):
         cluster.run(flow)
+
+
+@pytest.mark.parametrize("use", ["send", "retain", "notify_at", "delayed"])
+@pytest.mark.parametrize("time", [np.int64(3), 3.0, (3, 0), True, "3"])
+def test_what_is_no_timestamp_is_refused(use, time):
+    def on_batch(shard, delivery):
+        if use == "send":
+            shard.output().send(time, [1])
+        elif use == "delayed":
+            shard.retain(delivery.time).delayed(time)
+        else:
+            getattr(shard, use)(time)
+
+    flow = Dataflow()
+    flow.source([1]).unary(on_batch, name="mine").collect()
+
+    with pytest.raises(TimeError, match=r"no such timestamp; got .*; expected an int"):
+        flow.run()
 
 
 def test_sending_at_a_later_time_is_allowed_and_held_for(cluster):

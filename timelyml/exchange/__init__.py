@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from timelyml.exchange.codec import Codec
-from timelyml.exchange.credit import CreditLedger, ReceiveQueue
+from timelyml.exchange.credit import CreditLedger
 from timelyml.exchange.hashing import (
     destination_of,
     destinations_by_key,
@@ -17,12 +17,10 @@ from timelyml.exchange.payload import (
     leaves_of,
     map_columns,
     num_records,
-    payload_of_records,
     records_of,
     seal,
     slice_rows,
     take,
-    validate_payload,
 )
 from timelyml.exchange.routing import route, split_by_destination
 from timelyml.exchange.sealing import seal_message
@@ -52,7 +50,6 @@ __all__ = [
     "Lane",
     "LinkFailure",
     "Payload",
-    "ReceiveQueue",
     "SpillingQueue",
     "Transport",
     "TransportMetrics",
@@ -64,7 +61,6 @@ __all__ = [
     "leaves_of",
     "map_columns",
     "num_records",
-    "payload_of_records",
     "records_of",
     "route",
     "seal",
@@ -74,5 +70,4 @@ __all__ = [
     "split_by_destination",
     "stable_hash",
     "take",
-    "validate_payload",
 ]

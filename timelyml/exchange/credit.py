@@ -7,12 +7,7 @@ receiver does with an edge that must never block is in `spilling.py`.
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Generic, TypeVar
-
 from timelyml.errors import InvariantError
-
-T = TypeVar("T")
 
 
 class CreditLedger:
@@ -78,40 +73,3 @@ class CreditLedger:
                 outstanding_bytes=self.outstanding_bytes,
             )
         self.outstanding_bytes -= size_bytes
-
-
-class ReceiveQueue(Generic[T]):
-    """Blocks that arrived on one edge, first in, first out, and what they owe.
-
-    The credit of a block is owed to its sender from the moment the block leaves;
-    `take_refunds` collects it, so that one message can return many blocks' credit.
-    """
-
-    __slots__ = ("_blocks", "_owed", "queued_bytes")
-
-    def __init__(self) -> None:
-        self._blocks: deque[tuple[int, T, int]] = deque()
-        self._owed: dict[int, int] = {}
-        self.queued_bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._blocks)
-
-    def push(self, peer: int, block: T, size_bytes: int) -> None:
-        """Append a block from `peer`."""
-        self._blocks.append((peer, block, size_bytes))
-        self.queued_bytes += size_bytes
-
-    def pop(self) -> T:
-        """Remove the oldest block; IndexError if there is none."""
-        peer, block, size_bytes = self._blocks.popleft()
-        self.queued_bytes -= size_bytes
-        self._owed[peer] = self._owed.get(peer, 0) + size_bytes
-        return block
-
-    def take_refunds(self, minimum_bytes: int = 0) -> dict[int, int]:
-        """Return the bytes owed by peer, of those owed at least the minimum."""
-        due = {p: owed for p, owed in self._owed.items() if owed >= minimum_bytes}
-        for peer in due:
-            del self._owed[peer]
-        return due

@@ -47,23 +47,6 @@ def as_payload(value: Any) -> Payload:
     return rebuild(arrays)
 
 
-def validate_payload(payload: Payload) -> None:
-    """Refuse what is not a list of records or numpy columns of one length."""
-    if isinstance(payload, list):
-        return
-    leaves, _ = _flatten(payload)
-    for leaf in leaves:
-        if type(leaf) is not np.ndarray:
-            _as_array(leaf)
-            raise PayloadError(
-                f"a column is not a numpy array; got {type(leaf).__name__}; expected "
-                f"numpy.ndarray; convert it with as_payload",
-                got=type(leaf).__name__,
-            )
-        _check_array(leaf)
-    _check_lengths(leaves)
-
-
 def num_records(payload: Payload) -> int:
     """Return how many records the payload holds."""
     if isinstance(payload, (list, np.ndarray)):
@@ -129,11 +112,6 @@ def records_of(payload: Payload) -> Iterator[Any]:
         return iter(payload)
     leaves, rebuild = _flatten(payload)
     return map(rebuild, map(list, zip(*leaves, strict=True)))
-
-
-def payload_of_records(records: Sequence[Any]) -> Payload:
-    """Return records as a payload: always the list container."""
-    return records if isinstance(records, list) else list(records)
 
 
 def leaves_of(payload: Payload) -> list[Array]:

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import NoReturn, Self, TypeAlias
 
 from timelyml.errors import CapabilityError, InvariantError
-from timelyml.progress.timestamp import Timestamp, less_equal
+from timelyml.progress.timestamp import Timestamp, check_time, depth_of, less_equal
 
 Record: TypeAlias = Callable[[int, Timestamp, int], None]
 
@@ -137,6 +137,7 @@ class Capability:
             )
 
     def _check_later(self, time: Timestamp, action: str) -> None:
+        check_time(time, depth_of(self._time), f"capability from {self.site}")
         if not less_equal(self._time, time):
             raise CapabilityError(
                 f"capability from {self.site} cannot be {action} to a time that is not"

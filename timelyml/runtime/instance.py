@@ -64,7 +64,6 @@ class OperatorInstance:
         self.metrics: dict[str, float] = dict.fromkeys(METRIC_NAMES, 0)
         self.current: tuple[int, Timestamp | None] = (-1, None)  # for error reports
         self._dense = dense_inputs  # by port: channel -> counter
-        self._input_locations = input_locations
         self._frontiers = [tracker.frontier(loc) for loc in input_locations]
         self._all_ports = tuple(range(spec.num_inputs))
         self._turn = turn
@@ -263,6 +262,7 @@ class OperatorInstance:
         """Ask for a notification; see `Shard.notify_at`."""
         wanted = self._all_ports if ports is None else ports
         rights, via = self._rights, self._rights.via_port
+        rights.check(time)
         pending = self.notifications.find(shard, time, wanted)
         if pending is not None and (via, outputs) in pending.asked:
             return

@@ -109,10 +109,8 @@ class ProgressLink:
 
     def take_for_controller(self) -> ProgressBatch | None:
         """In broadcast mode: the merged batch that is due to the controller."""
-        if not self._for_controller.batches:
-            return None
-        now = self._clock()
-        if now - self._told_at < self._gap_s:
+        due, now = self.controller_due(), self._clock()
+        if due is None or now < due:
             return None
         self._told_at = now
         return self._for_controller.take(self._tracker)

@@ -36,9 +36,8 @@ class Refunds:
 
     def take_due(self) -> Iterator[tuple[int, tuple[tuple[int, int], ...]]]:
         """Yield (peer, refunds by channel) if it is time, and forget them."""
-        if self._since is None:
-            return
-        if not self._is_much and self._clock() - self._since < DELAY_S:
+        due = self.due_at()
+        if due is None or not (self._is_much or self._clock() >= due):
             return
         owed, self._owed = self._owed, {}
         self._since = None

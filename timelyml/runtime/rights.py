@@ -16,6 +16,7 @@ from timelyml.progress import (
     CapabilityTable,
     Summary,
     Timestamp,
+    check_time,
     less_equal,
     minimum,
 )
@@ -38,6 +39,7 @@ class Rights:
     ) -> None:
         self.via_port = BY_CAPABILITY
         self._time: Timestamp = 0
+        self._depth = spec.depth
         self._spec = spec
         self._locations = locations
         self._table = table
@@ -66,7 +68,12 @@ class Rights:
         self.via_port = BY_CAPABILITY
 
     def may_send(self, output: int, time: Timestamp) -> bool:
-        """Whether the callback being run, or a held capability, justifies it."""
+        """Whether the callback being run, or a held capability, justifies it.
+
+        Raises:
+            TimeError: It is no timestamp of the operator's scope.
+        """
+        self.check(time)
         port = self.via_port
         if port >= 0 and any(
             _leads_to(summary, self._time, time)
@@ -76,6 +83,11 @@ class Rights:
         if port == STARTING:
             return True
         return self._table.covers(self._locations[output], time)
+
+    def check(self, time: Timestamp) -> None:
+        """Refuse what is no timestamp here: of numpy, of another scope, negative."""
+        if type(time) is not int or self._depth:  # spares 1 us where times are ints
+            check_time(time, self._depth, f"operator {self._spec.name!r}")
 
     def mint(self, output: int, time: Timestamp, site: str) -> Capability:
         """Mint a capability at an output; the caller has checked that it is justified."""
