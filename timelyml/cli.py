@@ -153,11 +153,9 @@ def why(
     ] = 2.0,
 ) -> None:
     """Say what the runs wait for that you have going on this machine."""
-    answers = [
-        answer
-        for answer in ask_drivers(timeout_s)
-        if process in (None, answer["process_id"])
-    ]
+    with _exit_codes():
+        found = ask_drivers(timeout_s)
+    answers = [each for each in found if process in (None, each["process_id"])]
     for answer in answers:
         for line in _lines_of(answer):
             typer.echo(line)

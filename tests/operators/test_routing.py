@@ -317,3 +317,23 @@ def test_a_direct_edge_needs_a_name_with_each_send(cluster):
 
     with pytest.raises(OperatorError, match=r"'nameless' failed .* send_rows"):
         cluster.run(flow)
+
+
+@pytest.mark.parametrize(
+    "send",
+    [
+        lambda output, time: output.send_rows(time, [1, 2], [1, 0]),
+        lambda output, time: output.send_to(time, 1, [1, 2]),
+    ],
+)
+def test_shards_that_nobody_heeds_are_not_named_in_vain(cluster, send):
+    flow = Dataflow(num_shards=2)
+    sent = flow.source([1]).unary(
+        lambda shard, delivery: send(shard.output(), delivery.time), name="spread"
+    )
+    sent.exchange(lambda n: n).collect()
+
+    with pytest.raises(
+        OperatorError, match=r"'spread' names .* by exchange by key; .* direct\(\)"
+    ):
+        cluster.run(flow)

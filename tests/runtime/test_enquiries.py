@@ -107,6 +107,8 @@ def test_a_directory_that_others_may_enter_is_not_used(directory):
     flow = Dataflow()
     flow.source([1]).collect()
     assert flow.run()["out"] == [1]
+    with pytest.raises(ConfigError, match="is not private"):
+        ask_drivers()
     assert list(directory.iterdir()) == []
 
 

@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 
 from timelyml import Dataflow
-from timelyml.errors import DeadlineError, GraphError, OperatorError, TimeError
+from timelyml.errors import (
+    DeadlineError,
+    GraphError,
+    OperatorError,
+    RunStoppedError,
+    TimeError,
+)
 from timelyml.testing import FlowTester, StuckError, run_in_orders
 
 
@@ -251,3 +257,16 @@ def test_one_that_does_not_depend_on_it_passes():
     run_in_orders(flow, lambda result: seen.append(result["out"]), seeds=range(10))
 
     assert seen == [[4950.0]] * 10
+
+
+def test_a_listener_may_cancel_but_not_wait():
+    flow = Dataflow()
+    flow.source([1]).sink(lambda shard, delivery: shard.emit("got", 1))
+    runs = []
+    with FlowTester() as tester:
+        runs.append(tester.start(flow, on_message=lambda *_: runs[0].result()))
+        with pytest.raises(OperatorError, match="ReentryError: a run waits for itself"):
+            runs[0].result()
+        runs.append(tester.start(flow, on_message=lambda *_: runs[1].cancel()))
+        with pytest.raises(RunStoppedError, match="was cancelled"):
+            runs[1].result()

@@ -91,9 +91,16 @@ def ask_drivers(timeout_s: float = 2.0) -> list[Answer]:
     Returns:
         What the sessions said, by process. One that does not answer is there with
         `error` set; what is left of drivers that were killed is removed.
+
+    Raises:
+        ConfigError: The directory of the sockets is not private.
     """
+    directory = _directory()
+    if not directory.exists():
+        return []
+    _check_private(directory)
     answers = []
-    for path in sorted(_directory().glob(f"*{SUFFIX}"), key=_process_of):
+    for path in sorted(directory.glob(f"*{SUFFIX}"), key=_process_of):
         try:
             answers.append(_ask(path, timeout_s))
         except (ConnectionRefusedError, FileNotFoundError):
@@ -113,6 +120,11 @@ def private_directory() -> Path:
     """
     path = _directory()
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_private(path)
+    return path
+
+
+def _check_private(path: Path) -> None:
     found = path.lstat()
     is_private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
     if not is_private or found.st_uid != os.getuid():
@@ -122,7 +134,6 @@ def private_directory() -> Path:
             f"user {os.getuid()}; remove it",
             path=str(path),
         )
-    return path
 
 
 def _listen() -> tuple[socket.socket, Path]:

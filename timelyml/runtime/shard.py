@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from timelyml.errors import CapabilityError
+from timelyml.errors import CapabilityError, RoutingError
 from timelyml.exchange import as_payload, seal
 from timelyml.progress import Capability, Frontier, Timestamp
 from timelyml.runtime.channels import OutChannel
@@ -112,9 +112,10 @@ class Output:
 
         Raises:
             CapabilityError: Nothing justifies a send at `time`.
-            RoutingError: The receiver has no such shard.
+            RoutingError: The receiver has no such shard, or no edge is direct.
         """
         self._check(time)
+        self._check_direct()
         sealed = seal(as_payload(payload))
         for channel in self._channels:
             channel.push(self._shard, time, sealed, is_last=True, target=shard)
@@ -142,10 +143,11 @@ class Output:
         Raises:
             CapabilityError: Nothing justifies a send at `time`.
             PayloadError: The payload is neither records nor columns.
-            RoutingError: The receiver has no such shard, or there is not one
-                destination for each row.
+            RoutingError: The receiver has no such shard, there is not one destination
+                for each row, or no edge is direct.
         """
         self._check(time)
+        self._check_direct()
         sealed = seal(as_payload(payload))
         shards = np.asarray(destinations)
         for channel in self._channels:
@@ -171,6 +173,17 @@ class Output:
             raise CapabilityError(
                 msg, operator=self._host.name, shard=self._shard, time=time
             )
+
+    def _check_direct(self) -> None:
+        channels = self._channels
+        if channels and all(each.num_direct_shards is None for each in channels):
+            pacts = [each.spec.pact.describe() for each in channels]
+            msg = (
+                f"operator {self._host.name!r} names shards on output {self._index}, "
+                f"but nobody heeds them; got readers by {', '.join(pacts)}; expected a "
+                "direct edge; read the stream through direct()"
+            )
+            raise RoutingError(msg, operator=self._host.name, output=self._index)
 
 
 class Shard:

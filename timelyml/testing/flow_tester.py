@@ -23,7 +23,7 @@ from timelyml.runtime.config import INPUT_KIND, ShippedRun
 from timelyml.runtime.controller import Controller
 from timelyml.runtime.loop import Endpoint
 from timelyml.runtime.messages import HANDSHAKE, Hello
-from timelyml.runtime.record import OnMessage, RunRecord
+from timelyml.runtime.record import OnMessage, RunRecord, reentry_error
 from timelyml.runtime.result import Result
 from timelyml.runtime.run import Run, RunIdentity
 from timelyml.runtime.run_state import RunPlan
@@ -119,6 +119,7 @@ class FlowTester:
             on_listener_error=lambda error: self._controller.ask(
                 generation, lambda run, now: run.fail(error, now)
             ),
+            is_driven_here=lambda: self._scheduler.is_acting,
         )
         run = Run(
             RunIdentity(generation, resolved, run_config), self._controller, record
@@ -251,19 +252,17 @@ class _SteppedRecord(RunRecord):
         self,
         wait: Callable[[Callable[[], bool], float | None], bool],
         graph: Graph,
-        *,
-        on_message: OnMessage | None,
-        on_listener_error: Callable[[Any], None],
+        **options: Any,
     ) -> None:
-        super().__init__(
-            graph, on_message=on_message, on_listener_error=on_listener_error
-        )
+        super().__init__(graph, **options)
         self._wait = wait
 
     def wait_until(
         self, condition: Callable[[], bool], timeout_s: float | None
     ) -> bool:
         """Let the cluster work until `condition()` or the end of the run."""
+        if self.is_driven_here() and not (self.is_ended or condition()):
+            raise reentry_error("a run")
         return self._wait(lambda: self.is_ended or condition(), timeout_s)
 
 

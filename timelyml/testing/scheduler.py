@@ -43,6 +43,7 @@ class Scheduler:
         endpoints: Mapping[int, Endpoint],
     ) -> None:
         self.num_actions = 0
+        self.is_acting = False  # a callback that waits now waits for itself
         self._rng = rng
         self._network = network
         self._clock = clock
@@ -93,11 +94,18 @@ class Scheduler:
         if not (links or ready):
             return False
         self.num_actions += 1
+        self.is_acting = True
+        try:
+            self._do(links, ready)
+        finally:
+            self.is_acting = False
+        return True
+
+    def _do(self, links: list[LinkKey], ready: list[int]) -> None:
         if links and (not ready or self._rng.random() < self._deliver_share):
             self._deliver(links, must=not ready)
         else:
             self._step(self._rng.choice(ready))
-        return True
 
     def _deliver(self, links: list[LinkKey], *, must: bool) -> None:
         link = links[self._rng.randrange(len(links))]

@@ -74,6 +74,7 @@ class _Generator:
         self._num_shards = self._some_shards()
         self._builder = GraphBuilder("random", num_shards=self._num_shards)
         self._operators: list[Behaviour | Source] = []
+        self._heeded: list[StreamRef] = []  # with a reader whom the producer names
         self._is_columns = rng.random() < 0.5
         self._in_cycle = False
 
@@ -339,8 +340,10 @@ class _Generator:
             choices.append(Broadcast())
         if stream.num_shards == shards:
             choices += [Pipeline()] * 3
-        if each.direct is not None and rng.random() < 0.8:
+        is_first = stream not in self._heeded
+        if each.direct is not None and (rng.random() < 0.8 or is_first):
             choices = [Direct()]
+            self._heeded.append(stream)
         pact = rng.choice(choices)
         if each.is_regular and rng.random() < 0.8:
             return replace(pact, dense=True)
