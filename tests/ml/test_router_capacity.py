@@ -193,6 +193,11 @@ def test_tokens_that_do_not_fill_groups_are_refused():
         router.decide(jnp.zeros((4, 2)))
 
 
+def test_a_capacity_without_a_drop_order_is_refused():
+    with pytest.raises(ConfigError, match="router drops nothing"):
+        Router(TokenChoice(1)).decide(jnp.zeros((4, 2)), capacity=1)
+
+
 def test_expert_choice_fills_every_expert_in_every_group():
     logits = jnp.asarray(np.random.default_rng(0).standard_normal((12, 4)))
     router = Router(ExpertChoice(), Dropping(Capacity(2.0)), num_groups=2)

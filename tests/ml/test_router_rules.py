@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from timelyml.errors import ConfigError
-from timelyml.ml.choice import choose, ranked
+from timelyml.ml.choice import among_best, choose, ranked
 from timelyml.ml.moe import Choice, ExpertChoice, Groups, Router, TokenChoice
 
 corners = st.sampled_from([0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan])
@@ -44,11 +44,28 @@ def test_ranks_equal_their_definition_and_choices_are_the_first_of_them(rows, al
 
 
 def test_many_choices_are_sorted_by_the_same_rule_as_few():
-    logits = np.random.default_rng(0).integers(0, 4, (32, 16)).astype(np.float32)
+    logits = np.random.default_rng(0).integers(0, 4, (32, 40)).astype(np.float32)
     logits[::3, 5] = np.nan
-    many = np.asarray(choose(jnp.asarray(logits), 12))
+    many = np.asarray(choose(jnp.asarray(logits), 33))
     few = np.asarray(choose(jnp.asarray(logits), 8))
     assert (many[:, :8] == few).all()
+
+
+jitted_best = jax.jit(among_best)
+
+
+@settings(deadline=None)
+@given(
+    row_of_six,
+    st.lists(st.booleans(), min_size=6, max_size=6),
+    st.integers(0, 8),
+)
+def test_the_best_are_the_first_of_the_ranks(row, allowed, count):
+    scores = np.array([row], np.float32)
+    got = np.asarray(jitted_best(scores, count, allowed=np.array([allowed])))[0]
+    order = ranked_by_definition(scores[0], allowed)
+    expected = [index for index in order[:count] if allowed[index]]
+    assert np.flatnonzero(got).tolist() == sorted(expected)
 
 
 def test_choices_are_made_on_logits_where_probabilities_tie():

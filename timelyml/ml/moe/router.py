@@ -86,6 +86,12 @@ class Router:
         noise: Noise | None = None,
     ) -> Choice:
         """Choose, thin and drop, group by group; see `__call__` for arguments."""
+        if self.dropping is None and capacity is not None:
+            raise ConfigError(
+                f"router drops nothing; got capacity {capacity!r}; expected none; give "
+                "the router a Dropping, which says who is kept",
+                option="capacity",
+            )
         if capacity is None:
             capacity = self._capacity(logits, is_padded=valid is not None)
         mask = jnp.ones(logits.shape[0], bool) if valid is None else valid

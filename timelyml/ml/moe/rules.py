@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from timelyml.errors import ConfigError
-from timelyml.ml.choice import at_least_float32, choose, ranked, routing_weights
+from timelyml.ml.choice import among_best, at_least_float32, choose, routing_weights
 
 Score = Literal["softmax", "sigmoid"]
 
@@ -267,11 +267,7 @@ class ExpertChoice:
         # Log probabilities do not underflow into ties.
         scores = jax.nn.log_softmax(at_least_float32(logits), axis=-1).T
         allowed = None if valid is None else jnp.broadcast_to(valid, scores.shape)
-        order = ranked(scores, allowed=allowed)  # (experts, tokens)
-        rank = jnp.argsort(order, axis=-1).T  # (tokens, experts)
-        taken = rank < capacity
-        if valid is not None:
-            taken = taken & valid[:, None]
+        taken = among_best(scores, capacity, allowed=allowed).T  # (tokens, experts)
         experts = jnp.arange(num_experts, dtype=jnp.int32)
         return Choice(jnp.broadcast_to(experts, (tokens, num_experts)), taken, taken)
 
