@@ -19,6 +19,7 @@ from timelyml.graph import (
 )
 from timelyml.progress import Summary
 from timelyml.runtime.effects import Released
+from timelyml.runtime.messages import DataMessage, Start
 from timelyml.runtime.operator import Logic
 
 MODES = pytest.mark.parametrize("mode", ["broadcast", "accumulator"])
@@ -195,6 +196,99 @@ def test_the_input_frontier_justifies_nothing():
 
     with pytest.raises(CapabilityError, match="may not retain"):
         World().run(graph, max_epochs_ahead=1)
+
+
+def test_a_capability_allows_sends_on_its_own_output_only():
+    def on_batch(shard, delivery):
+        shard.state["right"] = shard.retain(delivery.time, output=0)
+        shard.activate()
+
+    def on_activate(shard):
+        time = shard.state["right"].time
+        shard.output(0).send(time, [1])
+        shard.output(1).send(time, [1])
+
+    builder = GraphBuilder("two ways")
+    (stream,) = builder.add_operator(
+        "source",
+        "source",
+        logic=source(1, _rows),
+        states=("state",),
+        is_source=True,
+        num_shards=1,
+    )
+    builder.add_operator(
+        "fork",
+        "fork",
+        inputs=[InputSpec(stream)],
+        num_outputs=2,
+        logic=Logic(on_batch=on_batch, on_activate=on_activate),
+        states=("state",),
+    )
+
+    with pytest.raises(
+        CapabilityError, match="'fork' shard 0 may not send on output 1"
+    ):
+        World().run(builder.build())
+
+
+def test_a_capability_gives_another_operator_no_right():
+    def on_batch(shard, delivery):
+        shard.output().send(delivery.time + 1, [shard.retain(delivery.time)])
+
+    def use(shard, delivery):
+        (lent,) = delivery.payload
+        shard.output().send(lent.time, [1])
+
+    builder = GraphBuilder("lent")
+    (stream,) = builder.add_operator(
+        "source",
+        "source",
+        logic=source(1, _rows),
+        states=("state",),
+        is_source=True,
+        num_shards=1,
+    )
+    (lent,) = builder.add_operator(
+        "lend", "lend", inputs=[InputSpec(stream)], logic=Logic(on_batch=on_batch)
+    )
+    builder.add_operator(
+        "use", "use", inputs=[InputSpec(lent)], logic=Logic(on_batch=use)
+    )
+
+    with pytest.raises(CapabilityError, match="'use' shard 0 may not send"):
+        World().run(builder.build())
+
+
+def test_what_arrives_before_the_start_is_kept():
+    graph = chain(summing(), Exchange(route=lambda rows, n: rows % n), payload_of=_rows)
+    world = World(2)
+    late = world.workers[0]._transport
+    held_back = []
+
+    def receive():
+        arrived = type(late).receive(late)
+        if world.workers[1]._dataflows and not held_back:
+            starts = [each for each in arrived if isinstance(each.message, Start)]
+            held_back.extend(starts)
+            arrived = [each for each in arrived if each not in starts]
+        elif held_back and any(
+            isinstance(each.message, DataMessage) for each in arrived
+        ):
+            early.append(True)
+            late.put(held_back[0], Lane.CONTROL)
+        return arrived
+
+    early = []
+    late.receive = receive
+
+    collected = world.run(graph)
+
+    assert early  # data of the other worker came before this one had started
+    assert len(collected) == 3 * 4
+    assert sum(total for _, _, total in collected) == sum(
+        int(_rows(shard, epoch).sum()) for shard in range(4) for epoch in range(3)
+    )
 
 
 def test_a_capability_kept_in_state_holds_the_frontier_until_its_release():

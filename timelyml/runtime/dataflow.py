@@ -8,7 +8,6 @@ is atomic by construction.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from timelyml.runtime.outside import Wakes, close_outside
 from timelyml.runtime.progress_link import ProgressLink
 from timelyml.runtime.refunds import Refunds
 from timelyml.runtime.state import StateStore
+from timelyml.runtime.timers import Timers
 
 # What a worker's own changes lead to at once goes out with them, in one message.
 MAX_ROUNDS = 4
@@ -83,7 +83,7 @@ class Dataflow:
         self._clock = clock
         self.outbox = Outbox(worker_index, config.credit_bytes, self._deliver)
         self._active: set[int] = set()
-        self._timers: list[tuple[float, int, int]] = []
+        self._timers = Timers(clock)
         self._wakes = Wakes(transport.wake)
         self._refunds = Refunds(config.credit_bytes, clock)
         self._turn_end = 0.0
@@ -158,12 +158,12 @@ class Dataflow:
 
     def next_deadline(self) -> float | None:
         """When `step` has to be called again even if nothing arrives."""
-        deadlines = [self._timers[0][0]] if self._timers else []
-        if (due := self._refunds.due_at()) is not None:
-            deadlines.append(due)
-        if (due := self.progress.controller_due()) is not None:
-            deadlines.append(due)
-        return min(deadlines, default=None)
+        deadlines = (
+            self._timers.due_at(),
+            self._refunds.due_at(),
+            self.progress.controller_due(),
+        )
+        return min((due for due in deadlines if due is not None), default=None)
 
     def is_done(self) -> bool:
         """Whether nothing can happen any more, and nothing is left to do for it."""
@@ -258,7 +258,7 @@ class Dataflow:
     def activate(self, operator: int, shard: int, after_s: float) -> None:
         """Run `on_activate` of a shard, now or later."""
         if after_s > 0:
-            heapq.heappush(self._timers, (self._clock() + after_s, operator, shard))
+            self._timers.ask(operator, shard, after_s)
         else:
             self.instances[operator].activate_shard(shard)
             self._active.add(operator)
@@ -295,8 +295,7 @@ class Dataflow:
     def _run_timers(self) -> None:
         for operator, shard in self._wakes.take():
             self.activate(operator, shard, 0.0)
-        while self._timers and self._timers[0][0] <= self._clock():
-            _, operator, shard = heapq.heappop(self._timers)
+        for operator, shard in self._timers.take_due():
             self.activate(operator, shard, 0.0)
 
     def _run_active(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterable
 
 from timelyml.runtime.instance import OperatorInstance
@@ -15,21 +14,23 @@ class Wakes:
 
     def __init__(self, wake_worker: Callable[[], None]) -> None:
         self._wake_worker = wake_worker
-        self._asked: deque[tuple[int, int]] = deque()  # atomic: it needs no lock
+        self._asked: dict[tuple[int, int], None] = {}  # atomic: it needs no lock
 
     def waker(self, operator: int, shard: int) -> Callable[[], None]:
         """Return what asks for one shard's activation, from any thread."""
 
         def wake() -> None:
-            self._asked.append((operator, shard))
+            self._asked[operator, shard] = None
             self._wake_worker()
 
         return wake
 
     def take(self) -> Iterable[tuple[int, int]]:
         """Remove and return what was asked for, as (operator, shard)."""
-        found = {self._asked.popleft() for _ in range(len(self._asked))}
-        return sorted(found)
+        found = sorted(self._asked.copy())
+        for asked in found:
+            del self._asked[asked]  # one that is asked for anew meanwhile is found too
+        return found
 
 
 def close_outside(instances: Iterable[OperatorInstance]) -> None:
