@@ -1,8 +1,8 @@
 """Every exception class of timelyml, grouped by whose fault it is.
 
 The groups are the user's graph, the user's function, a peer or the network,
-placement, and ours (`InvariantError`). Values that a message quotes are also
-attributes, and every error survives pickling, since errors cross processes.
+placement, the program, and ours (`InvariantError`). Values that a message quotes are
+also attributes, and every error survives pickling, since errors cross processes.
 """
 
 from __future__ import annotations
@@ -167,8 +167,35 @@ class PlacementError(TimelyError):
     """A shard or computation cannot be placed as asked."""
 
 
+class SliceError(PlacementError):
+    """A virtual slice cannot be given as asked; `available` says what there is."""
+
+
 class SpillError(TimelyError):
     """A queue cannot spill: the disk is full or its directory is not writable."""
+
+
+# The program
+
+
+class ProgramError(TimelyError):
+    """A program of compiled functions asks for what it cannot have."""
+
+
+class AdmissionError(ProgramError):
+    """A client has as much waiting as it may."""
+
+
+class MemoryLimitError(ProgramError):
+    """A program can never fit into memory; `holders` name what is in its way."""
+
+
+class HandleError(ProgramError):
+    """A handle is unknown, or its value was given away, or never came to be."""
+
+
+class BufferLostError(HandleError):
+    """The value of a handle went with the devices that held it."""
 
 
 # Ours ----------------------------------------------------------------------------
@@ -176,6 +203,10 @@ class SpillError(TimelyError):
 
 class InvariantError(TimelyError):
     """timelyml broke one of its own invariants: a bug here, not in user code."""
+
+
+class LaunchOrderError(InvariantError):
+    """A host was told to launch out of sequence."""
 
 
 class ProgressProtocolError(InvariantError):

@@ -1,0 +1,86 @@
+"""Launching strictly in sequence, on one host."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from timelyml.errors import LaunchOrderError
+from timelyml.ml.scheduling import GangKey, LaunchGate, Ticket
+
+
+def ticket(position, *, sequence=None, generation=0, devices=("d0",)):
+    number = position * 3 if sequence is None else sequence
+    return Ticket(generation, position, number, GangKey("p", position, 0), devices)
+
+
+@given(st.permutations(range(6)), st.permutations(range(6)), st.integers(1, 6))
+def test_launches_are_in_order_whenever_gangs_are_prepared(prepared, mixed, cap):
+    gate = LaunchGate("h", generation=0, max_unfinished=cap)
+    tickets = [ticket(k) for k in range(6)]
+    launched, unfinished = [], []
+
+    def note(now):
+        launched.extend(now)
+        unfinished.extend(now)
+        assert len(unfinished) <= cap
+
+    admitted = iter(tickets)
+    for number, key in zip(mixed, prepared, strict=True):
+        if number % 2:
+            note(gate.admit([next(admitted)]))
+        note(gate.prepare(GangKey("p", key, 0)))
+    note(gate.admit(admitted))
+    while unfinished:
+        note(gate.finish(unfinished.pop(0).sequence))
+    assert launched == tickets
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ticket(2),
+        ticket(0),
+        ticket(1, generation=1),
+        ticket(1, sequence=0),
+    ],
+    ids=["gap", "doubled", "other generation", "sequence goes back"],
+)
+def test_a_gate_refuses_what_is_not_next(wrong):
+    gate = LaunchGate("h", generation=0)
+    gate.admit([ticket(0)])
+    with pytest.raises(LaunchOrderError, match="host 'h' is told to launch out of"):
+        gate.admit([wrong])
+
+
+def test_a_gate_says_which_gang_holds_up_the_rest():
+    gate = LaunchGate("h", generation=0)
+    assert gate.awaited() is None
+    gate.admit([ticket(0), ticket(1)])
+    gate.prepare(GangKey("p", 1, 0))
+    assert gate.awaited() == ticket(0)
+    gate.prepare(GangKey("p", 0, 0))
+    assert gate.awaited() is None
+
+
+def test_preparation_of_a_gang_that_never_comes_is_forgotten():
+    gate = LaunchGate("h", generation=0)
+    gate.prepare(GangKey("p", 0, 0))
+    gate.forget(GangKey("p", 0, 0))
+    assert gate.admit([ticket(0)]) == ()
+
+
+def test_devices_fill_up_on_their_own():
+    gate = LaunchGate("h", generation=0, max_unfinished=1)
+    for position in range(3):
+        gate.prepare(GangKey("p", position, 0))
+    both = ticket(1, devices=("d0", "d1"))
+    assert gate.admit([ticket(0), both, ticket(2, devices=("d2",))]) == (ticket(0),)
+    assert gate.finish(0) == (both, ticket(2, devices=("d2",)))
+
+
+def test_a_launch_ends_once():
+    gate = LaunchGate("h", generation=0)
+    with pytest.raises(LaunchOrderError, match="did not begin"):
+        gate.finish(0)

@@ -1,0 +1,147 @@
+"""The gate of a host: launches happen in the island's order, or not at all."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from timelyml.errors import LaunchOrderError
+from timelyml.ml.scheduling.values import MAX_UNFINISHED, GangKey, Grant
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A grant as one host sees it; `devices` are the host's own part of the gang."""
+
+    generation: int
+    position: int
+    sequence: int
+    key: GangKey
+    devices: tuple[str, ...]
+
+
+def tickets_of(
+    grant: Grant, devices_by_host: Mapping[str, Sequence[str]]
+) -> dict[str, Ticket]:
+    """Return what to tell each host of a gang."""
+    return {
+        host: Ticket(
+            grant.generation,
+            position,
+            grant.sequence,
+            grant.key,
+            tuple(devices_by_host[host]),
+        )
+        for host, position in grant.positions
+    }
+
+
+class LaunchGate:
+    """Lets a host's gangs through one by one, strictly in the order of the island.
+
+    A gang is launched when it is its turn and the host has prepared it: executable at
+    hand, memory reserved, inputs there or promised. Preparation may come before or after
+    the ticket, in any order. Until the first in line is prepared, all wait: what another
+    host launches in that order must meet the same here.
+
+    The scheduler keeps the number of unfinished launches low; the gate holds back what
+    would exceed it, so that no mistake elsewhere can hang XLA.
+
+    >>> gate = LaunchGate("host", generation=0)
+    >>> first, second = GangKey("p", 0, 0), GangKey("p", 1, 0)
+    >>> gate.prepare(second)
+    ()
+    >>> gate.admit([Ticket(0, 0, 5, first, ("d",)), Ticket(0, 1, 9, second, ("d",))])
+    ()
+    >>> [ticket.sequence for ticket in gate.prepare(first)]
+    [5, 9]
+    """
+
+    def __init__(
+        self, host: str, *, generation: int, max_unfinished: int = MAX_UNFINISHED
+    ) -> None:
+        self._host = host
+        self._generation = generation
+        self._max_unfinished = max_unfinished
+        self._next_position = 0
+        self._last_sequence = -1
+        self._line: deque[Ticket] = deque()
+        self._prepared: set[GangKey] = set()
+        self._unfinished: dict[int, Ticket] = {}
+        self._num_unfinished: dict[str, int] = {}
+
+    def admit(self, tickets: Iterable[Ticket]) -> tuple[Ticket, ...]:
+        """Take tickets as they come from the scheduler; return what to launch now.
+
+        Raises:
+            LaunchOrderError: One is missing, doubled, out of order or of another
+                generation; the host must not launch anything any more.
+        """
+        for ticket in tickets:
+            self._check(ticket)
+            self._next_position += 1
+            self._last_sequence = ticket.sequence
+            self._line.append(ticket)
+        return self._launch()
+
+    def prepare(self, key: GangKey) -> tuple[Ticket, ...]:
+        """Note that a gang could be launched; return what to launch now, in order."""
+        self._prepared.add(key)
+        return self._launch()
+
+    def finish(self, sequence: int) -> tuple[Ticket, ...]:
+        """Note that a launch is over; return what to launch now."""
+        ticket = self._unfinished.pop(sequence, None)
+        if ticket is None:
+            raise LaunchOrderError(
+                f"host {self._host!r} ends a launch that it did not begin; got sequence "
+                f"{sequence}; expected one of {list(self._unfinished)[:8]}",
+                host=self._host,
+            )
+        for device in ticket.devices:
+            self._num_unfinished[device] -= 1
+        return self._launch()
+
+    def forget(self, key: GangKey) -> None:
+        """Drop the preparation of a gang that will not be ordered."""
+        self._prepared.discard(key)
+
+    def awaited(self) -> Ticket | None:
+        """Return the gang that is next and not prepared, which holds up the rest."""
+        if self._line and self._line[0].key not in self._prepared:
+            return self._line[0]
+        return None
+
+    def _check(self, ticket: Ticket) -> None:
+        expected = self._generation, self._next_position
+        is_next = (ticket.generation, ticket.position) == expected
+        if is_next and ticket.sequence > self._last_sequence:
+            return
+        raise LaunchOrderError(
+            f"host {self._host!r} is told to launch out of order; got generation "
+            f"{ticket.generation}, position {ticket.position}, sequence "
+            f"{ticket.sequence}; expected generation {self._generation}, position "
+            f"{self._next_position}, a sequence above {self._last_sequence}",
+            host=self._host,
+            position=ticket.position,
+            expected=self._next_position,
+        )
+
+    def _launch(self) -> tuple[Ticket, ...]:
+        launched = []
+        while self._line and self._may_launch(self._line[0]):
+            ticket = self._line.popleft()
+            self._prepared.discard(ticket.key)
+            self._unfinished[ticket.sequence] = ticket
+            for device in ticket.devices:
+                count = self._num_unfinished.get(device, 0)
+                self._num_unfinished[device] = count + 1
+            launched.append(ticket)
+        return tuple(launched)
+
+    def _may_launch(self, ticket: Ticket) -> bool:
+        return ticket.key in self._prepared and all(
+            self._num_unfinished.get(device, 0) < self._max_unfinished
+            for device in ticket.devices
+        )
