@@ -65,7 +65,7 @@ def process_session(options: ProcessOptions) -> Session:
             spill_directory=directory,
             heartbeat_fd=heartbeat_fd,
             heartbeat_s=min(1.0, options.heartbeat_timeout_s / BEATS_PER_TIMEOUT),
-            spin_s=SPIN_S if options.workers <= (os.cpu_count() or 1) else 0.0,
+            spin_s=spin_seconds(options.workers, len(os.sched_getaffinity(0))),
         )
 
     launcher = ProcessLauncher(
@@ -84,3 +84,12 @@ def process_session(options: ProcessOptions) -> Session:
         keeper=launcher,
     )
     return Session(controller, transport, launcher, controller)
+
+
+def spin_seconds(num_workers: int, num_cores: int) -> float:
+    """How long workers may look for messages before they sleep; 0: they share cores.
+
+    >>> spin_seconds(2, num_cores=2) > 0, spin_seconds(3, num_cores=2)
+    (True, 0.0)
+    """
+    return SPIN_S if num_workers <= num_cores else 0.0
