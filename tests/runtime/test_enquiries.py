@@ -8,6 +8,8 @@ import json
 import os
 import socket
 import stat
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -132,6 +134,17 @@ def test_a_socket_of_a_driver_that_was_killed_is_removed(directory):
         left.bind(str(path))
     assert ask_drivers() == []
     assert not path.exists()
+
+
+def test_the_next_driver_removes_what_is_left_of_one_that_was_killed(directory):
+    private_directory()
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        gone.wait()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as left:
+        left.bind(str(directory / f"{gone.pid}-dead.socket"))
+    server = EnquiryServer(lambda timeout_s: {})
+    assert [path.name for path in directory.iterdir()] == [server.path.name]
+    server.close()
 
 
 def test_a_driver_that_does_not_answer_is_named(directory, monkeypatch):

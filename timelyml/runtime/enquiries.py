@@ -8,6 +8,7 @@ cannot listen runs all the same.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -150,7 +151,21 @@ def _listen() -> tuple[socket.socket, Path]:
     except BaseException:
         listener.close()
         raise
+    _sweep(path.parent)
     return listener, path
+
+
+def _sweep(directory: Path) -> None:
+    """Remove the sockets of drivers that were killed."""
+    for path in directory.glob(f"*{SUFFIX}"):
+        try:
+            os.kill(_process_of(path), 0)
+        except ProcessLookupError:  # or one of a container that we do not see
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                if probe.connect_ex(str(path)) == errno.ECONNREFUSED:
+                    path.unlink(missing_ok=True)
+        except OSError:
+            pass  # somebody else's process by now
 
 
 def _directory() -> Path:
