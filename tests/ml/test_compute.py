@@ -200,3 +200,25 @@ def test_what_a_partial_binds_may_be_unhashable_and_donations_still_fit():
 
     moved = compiled(functools.partial(move, [2.0]), donate=(0,))
     assert float(moved(jnp.zeros(4), jnp.ones(2))[0][0]) == 2.0
+
+
+def grow(state, rows):
+    state = state + rows.sum()
+    return state, state
+
+
+def test_what_was_sent_stays_as_it_was_though_its_memory_is_donated(cluster):
+    # The state, whose memory each step may reuse, is also what the step before sent.
+    flow = Dataflow("f")
+    grown = compute(
+        tables(flow).ref,
+        compiled(grow, donate=(0,)),
+        init=lambda shard: np.full(50_000, shard, np.float32),  # beyond one frame
+    )
+    batches = cluster.run(collected(flow, grown)).batches("out")
+
+    assert len(batches) == 2 * EPOCHS
+    for index, (time, state) in enumerate(batches):
+        assert not state.flags.writeable
+        total = sum(table(epoch, index % 2).sum() for epoch in range(time + 1))
+        np.testing.assert_allclose(state, np.full(50_000, index % 2 + total), rtol=1e-4)
