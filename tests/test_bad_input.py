@@ -91,9 +91,6 @@ def test_it_is_tested_elsewhere(file, name):
     assert name in {node.name for node in tree.body if hasattr(node, "name")}
 
 
-# A user function that raises, wherever it is called -----------------------------------
-
-
 class TroubleError(Exception):
     """What the users of these tests raise."""
 
@@ -169,8 +166,6 @@ def test_a_sink_that_raises_leaves_whole_epochs_of_the_others(cluster):
     assert all(len(block) == 5 for _, block in run.batches("out"))
 
 
-# Payloads that are none ---------------------------------------------------------------
-
 BAD_PAYLOADS = {
     "columns differ": {"a": np.zeros(3), "b": np.zeros(4)},
     "object array": np.array([1, "x"], object),
@@ -243,8 +238,6 @@ def test_zero_rows_are_nothing_and_hold_nothing_back(cluster, payload):
     assert dict(run.result()) == {"of source": [], "of operator": [], "of driver": []}
 
 
-# Keys ---------------------------------------------------------------------------------
-
 NAN = float("nan")
 pairs = [(1.0, 1), (NAN, 2), (NAN, 3)]
 
@@ -310,9 +303,6 @@ def test_one_hot_key_gives_the_right_answer(cluster, as_columns):
         ).map(lambda pair: pair[1]).collect()
 
     assert cluster.run(flow)["out"] == [sum(range(50_000))]
-
-
-# Sizes --------------------------------------------------------------------------------
 
 
 def tiny_batches(num_batches, *, in_one_epoch):
@@ -382,9 +372,6 @@ def test_one_batch_larger_than_all_credit_arrives(cluster):
 @pytest.mark.slow
 def test_one_batch_of_a_gigabyte_arrives(cluster):
     check_one_large_batch(cluster, 1 << 30)
-
-
-# Speeds -------------------------------------------------------------------------------
 
 
 def never_done(shard, delivery):
@@ -465,9 +452,6 @@ def test_a_flat_map_without_end_is_held_back_and_can_be_given_up(cluster):
     assert metrics["queued_bytes_peak"] <= 16 << 20
     with pytest.raises(RunStoppedError, match="was cancelled"):
         run.result()
-
-
-# A second run in the same process -----------------------------------------------------
 
 
 def doubled():

@@ -31,9 +31,6 @@ def _rebuild(cls: type[TimelyError], message: str, values: dict[str, Any]) -> An
     return cls(message, **values)
 
 
-# The user's graph or the user's call -------------------------------------------
-
-
 class GraphError(TimelyError):
     """The dataflow graph is not one that can run."""
 
@@ -111,9 +108,6 @@ class ScheduleDeadlockError(ScheduleError):
     cycle: tuple[str, ...] = ()
 
 
-# The user's function -------------------------------------------------------------
-
-
 class OperatorError(TimelyError):
     """A user's function raised inside an operator.
 
@@ -127,9 +121,6 @@ class LoopLimitError(OperatorError):
 
 class StateLimitError(OperatorError):
     """An operator retains more state than its limit allows."""
-
-
-# A peer or the network -----------------------------------------------------------
 
 
 class PeerError(TimelyError):
@@ -158,9 +149,6 @@ class RunStoppedError(TimelyError):
 
 class TapeError(TimelyError):
     """A captured stream cannot be written or read."""
-
-
-# Placement -----------------------------------------------------------------------
 
 
 class PlacementError(TimelyError):
@@ -196,9 +184,6 @@ class HandleError(ProgramError):
 
 class BufferLostError(HandleError):
     """The value of a handle went with the devices that held it."""
-
-
-# Ours ----------------------------------------------------------------------------
 
 
 class InvariantError(TimelyError):

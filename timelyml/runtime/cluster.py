@@ -153,8 +153,6 @@ class Cluster:
     def __repr__(self) -> str:
         return f"<Cluster of {self.options.workers} workers, {self.options.mode}>"
 
-    # Inside --------------------------------------------------------------------------
-
     def _start(
         self,
         graph: Graph,

@@ -98,8 +98,6 @@ class Controller:
         self._checked = clock()
         self._suspicions: list[tuple[float, Callable[[], None]]] = []
 
-    # From any thread ---------------------------------------------------------------
-
     def post(self, action: Callable[[], None]) -> None:
         """Run `action` in the next step, by the thread that drives the controller."""
         self._actions.append(action)  # atomic
@@ -132,8 +130,6 @@ class Controller:
     def transport_metrics(self) -> dict[str, Any]:
         """Return what the controller's transport moved and refused, by lane."""
         return asdict(self._transport.metrics)
-
-    # The loop ----------------------------------------------------------------------
 
     def step(self) -> bool:
         """Do what can be done without waiting; True if anything was done."""
@@ -171,8 +167,6 @@ class Controller:
         deadlines.append(self.membership.next_deadline())
         deadlines += [due for due, _ in self._suspicions[:1]]
         return min((d for d in deadlines if d is not None), default=None)
-
-    # For the thread that drives it ---------------------------------------------------
 
     def start_run(self, plan: RunPlan, observer: Observer) -> None:
         """Start a run, or keep it until the workers are there."""
@@ -222,8 +216,6 @@ class Controller:
         for generation, (_, observer) in list(self._runs.items()):
             del self._runs[generation]
             observer(Ended(error))
-
-    # Inside --------------------------------------------------------------------------
 
     def _run_actions(self) -> bool:
         count = len(self._actions)

@@ -80,8 +80,6 @@ class ProcessLauncher:
         self._close_deadline: float | None = None
         self._thread: threading.Thread | None = None
 
-    # Launcher --------------------------------------------------------------------------
-
     def start(self, controller: Controller) -> None:
         """Start the thread that starts the workers and watches them."""
         self._thread = threading.Thread(
@@ -117,8 +115,6 @@ class ProcessLauncher:
     def activity(self, worker: int) -> str:  # noqa: ARG002  see Launcher
         """Return nothing: heartbeats tell the controller."""
         return ""
-
-    # The thread ------------------------------------------------------------------------
 
     def _serve(self, controller: Controller) -> None:
         try:
@@ -205,8 +201,6 @@ class ProcessLauncher:
             watched.append((child.exit_fd, self._read_exit))
         for fd, read in watched:
             self._selector.register(fd, selectors.EVENT_READ, (child, read))
-
-    # What children tell ----------------------------------------------------------------
 
     def _read_stderr(self, child: _Child, fd: int, _: Controller) -> None:
         data = _read(fd)

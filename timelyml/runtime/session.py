@@ -169,8 +169,6 @@ class Session:
             self.controller.end_all(PeerError("the session of the cluster is over"))
             self._closed.set()
 
-    # For others ----------------------------------------------------------------------
-
     def _why(self, timeout_s: float) -> dict[str, Any]:
         """Say what the runs wait for; called in the thread of the enquiries."""
         return {
