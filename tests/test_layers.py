@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -214,6 +215,9 @@ def export_order(name: str) -> tuple[int, str]:
 
 def faults_of_style(source: Source) -> list[str]:
     faults = []
+    for number, line in enumerate(source.text.splitlines(), 1):
+        if re.fullmatch(r"\s*#.*[-=]{4,}\s*", line):
+            faults.append(f"{source.path}:{number} is a banner")
     num_lines = len(source.text.splitlines())
     if num_lines > MAX_LINES and source.path not in EXEMPT_FROM_SIZE:
         faults.append(f"{source.path} has {num_lines} lines")
@@ -354,6 +358,11 @@ BROKEN = {
         faults_of_init,
         Source("graph/__init__.py", '"""D."""\n__all__ = ["b", "a"]'),
         "unsorted",
+    ),
+    "a banner": (
+        faults_of_style,
+        Source("graph/a.py", "x = 1\n\n# Parts ------------\n"),
+        "is a banner",
     ),
     "too long": (faults_of_style, Source("graph/a.py", "\n" * 401), "401 lines"),
     "typing only": (

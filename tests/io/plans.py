@@ -89,9 +89,6 @@ def joined(left, right):
     return 31 * left + right
 
 
-# By definition ---------------------------------------------------------------------
-
-
 def by_definition(plan):
     """What each leaf gives, as a multiset."""
     results = []
@@ -131,9 +128,6 @@ DEFINITIONS = {
         if key_of(step)(a) == key_of(step)(b)
     ],
 }
-
-
-# timelyml --------------------------------------------------------------------------
 
 
 def timelyml_flow(plan, num_shards):
@@ -182,9 +176,6 @@ TIMELYML = {
 def add_square(sums, key, n):
     sums[key] = sums.get(key, 0) + n * n
     return sums
-
-
-# Bytewax ---------------------------------------------------------------------------
 
 
 def in_bytewax(plan):

@@ -91,9 +91,6 @@ def is_alive(process):
     return False
 
 
-# What comes ------------------------------------------------------------------------
-
-
 def test_records_come_at_their_epochs_of_bytewax(cluster):
     flow = Dataflow()
     build = sending(range(7), fn=lambda n: (n, str(n)), batch_size=3)
@@ -174,9 +171,6 @@ def test_a_silent_process_does_not_hold_back_the_epochs_of_others(cluster):
     assert cluster.run(flow, max_epochs_ahead=3)["out"] == list(range(30))
 
 
-# Back-pressure ---------------------------------------------------------------------
-
-
 def test_a_slow_consumer_holds_the_source_back_and_little_waits(cluster, tmp_path):
     path = tmp_path / "made"
     item_bytes, credit_bytes, num_items = 100_000, 1_000_000, 150
@@ -205,9 +199,6 @@ def test_a_slow_consumer_holds_the_source_back_and_little_waits(cluster, tmp_pat
     assert 0 < peak <= credit_bytes
     # On the link, in the channel, and what each end has in hand.
     assert max(result["out"]) * item_bytes <= 2 * credit_bytes + 3 * item_bytes
-
-
-# Ends ------------------------------------------------------------------------------
 
 
 def test_a_killed_process_fails_the_run_with_its_name_within_seconds(cluster, tmp_path):
@@ -253,9 +244,6 @@ def test_a_process_ends_with_the_run(cluster, tmp_path, way):
     if way == "cancel":
         with pytest.raises(RunStoppedError, match="cancelled"):
             run.result()
-
-
-# What is wrong ---------------------------------------------------------------------
 
 
 def test_an_exception_comes_with_its_type_its_step_and_its_traceback(cluster):

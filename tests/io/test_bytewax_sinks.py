@@ -130,9 +130,6 @@ def test_a_resumed_sink_cuts_off_what_was_written_after_the_state_was_taken(tmp_
     assert sink.written() == at_export
 
 
-# What is wrong ---------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("value", "got"), [("path", "str"), (Lines, "the class Lines"), (print, "builtin")]
 )

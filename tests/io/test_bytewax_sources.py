@@ -29,9 +29,6 @@ def with_shard(shard, delivery):
     shard.output().send(delivery.time, records)
 
 
-# Partitions ------------------------------------------------------------------------
-
-
 def test_every_partition_is_read_whole_by_one_shard_and_shards_have_equally_many(
     cluster,
 ):
@@ -126,9 +123,6 @@ def test_columns_that_change_are_refused_as_everywhere(cluster):
         cluster.run(flow)
 
 
-# Bytewax's own ---------------------------------------------------------------------
-
-
 def test_files_of_a_folder_are_read_line_by_line(cluster, tmp_path):
     from bytewax.connectors.files import DirSource
 
@@ -218,9 +212,6 @@ def test_a_pause_holds_back_its_partition_only(cluster):
     assert second - first >= timedelta(milliseconds=45)
 
 
-# Epochs ----------------------------------------------------------------------------
-
-
 def test_an_epoch_holds_so_many_batches_of_each_shard(cluster):
     flow = Dataflow(num_shards=2)
     flow.read(Numbers({"a": 10, "b": 4}), epoch_every=2).collect()
@@ -286,9 +277,6 @@ def test_a_partition_that_has_nothing_is_asked_less_and_less_often():
 
     assert shard.delays[0] <= 0.001
     assert shard.delays[-1] == pytest.approx(0.05, abs=0.001)
-
-
-# Ends ------------------------------------------------------------------------------
 
 
 def test_partitions_are_closed_at_their_end_and_when_the_run_is_stopped(
@@ -366,9 +354,6 @@ def test_a_partition_goes_on_after_its_end_where_it_ended():
     second.step_until(lambda: records_of(second))
 
     assert (records_of(first), records_of(second)) == ([1, 2], [3])
-
-
-# What is wrong ---------------------------------------------------------------------
 
 
 class NotASource:

@@ -28,9 +28,6 @@ def tag(shard, delivery):
     shard.output().send(delivery.time, [(shard.index, r) for r in delivery.payload])
 
 
-# Text ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("num_shards", [1, 3])
 def test_every_line_is_read_once_and_all_shards_read(cluster, tmp_path, num_shards):
     path = write(tmp_path / "a.txt", "\n".join(LINES) + "\n")
@@ -150,8 +147,6 @@ def test_ranges_cover_every_line_once_from_any_position(
     assert expected == []
 
 
-# CSV -----------------------------------------------------------------------------
-
 ROWS = [(n, n / 4, f"name {n % 7}") for n in range(300)]
 
 
@@ -250,9 +245,6 @@ def test_columns_that_a_file_lacks_are_refused_at_the_call(tmp_path):
     rows = Dataflow().read_csv(path, schema={"id": int})
     with pytest.raises(GraphError, match="expected 'color' among them"):
         rows.count("color")
-
-
-# Parquet -------------------------------------------------------------------------
 
 
 @pytest.fixture

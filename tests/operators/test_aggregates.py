@@ -229,8 +229,6 @@ def test_combining_changes_no_aggregate(blocks, num_shards, direct, most):
     check({key: row for (key,), row in found.items()}, expected)
 
 
-# The kernel ----------------------------------------------------------------------
-
 keys_of_any_kind = st.one_of(
     hnp.arrays(np.int8, st.integers(1, 30)),
     hnp.arrays(np.uint64, st.integers(1, 30)),

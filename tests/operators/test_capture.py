@@ -193,9 +193,6 @@ def test_a_replay_can_be_drained(cluster, tmp_path):
     assert not (tmp_path / "nobody.sock").exists()
 
 
-# Bad tapes -----------------------------------------------------------------------
-
-
 def test_what_is_there_already_is_not_replaced_unless_asked_for(cluster, tmp_path):
     captured(cluster, to=tmp_path)
     with pytest.raises(TapeError, match="is there already"):
@@ -272,9 +269,6 @@ def test_streams_in_scopes_are_not_captured():
 
     with pytest.raises(GraphError, match="got a stream 1 scopes deep"):
         Dataflow().source([1]).iterate(body, max_iterations=2)
-
-
-# The format ----------------------------------------------------------------------
 
 
 def test_a_tape_starts_with_its_magic_number_and_version(cluster):

@@ -78,9 +78,6 @@ def test_one_hot_key_streams_its_results(cluster):
     assert cluster.run(flow)["out"] == [400 * 300]
 
 
-# Columns -------------------------------------------------------------------------
-
-
 def rows_of(batches):
     """Joined rows as tuples of plain values, NaN as None."""
     found = []
@@ -155,9 +152,6 @@ def test_keys_of_two_kinds_are_refused_by_name(cluster):
 
     with pytest.raises(PayloadError, match="keys of two kinds; got 'k' of int64"):
         cluster.run(flow)
-
-
-# Across times --------------------------------------------------------------------
 
 
 def test_records_of_all_times_meet_once_at_the_later_one(cluster):

@@ -131,9 +131,6 @@ def test_parts_by_block_must_be_one_integer_per_row(cluster):
         cluster.run(flow)
 
 
-# Combining -----------------------------------------------------------------------
-
-
 def test_count_by_key(cluster):
     flow = Dataflow(num_shards=3)
     flow.source(WORDS).count(lambda word: word).collect()

@@ -75,9 +75,6 @@ def test_the_first_block_fixes_the_columns():
     assert pickle.loads(pickle.dumps(caught.value)).column == "k"
 
 
-# In flows ------------------------------------------------------------------------
-
-
 def test_arrays_that_do_not_fit_are_refused_at_the_call():
     with pytest.raises(SchemaError, match="source 'source' has other columns"):
         Dataflow().source(ROWS, schema={"k": "int32", "x": "float64"})

@@ -22,8 +22,6 @@ from timelyml.errors import (
 )
 from timelyml.operators import readers
 
-# Iterables -----------------------------------------------------------------------
-
 
 def test_an_iterable_is_read_in_order_on_shard_0(cluster):
     flow = Dataflow(num_shards=3)
@@ -163,9 +161,6 @@ def test_epochs_do_not_depend_on_how_fast_records_come(monkeypatch):
     assert epochs == {0: 20, 1: 20, 2: 10}
 
 
-# Arrays ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("num_shards", [1, 3, 7])
 def test_shards_share_the_rows_of_arrays_in_contiguous_ranges(cluster, num_shards):
     columns = {"x": np.arange(20), "y": np.arange(40.0).reshape(20, 2)}
@@ -236,9 +231,6 @@ def test_a_tuple_of_arrays_is_columns_and_another_tuple_is_records():
 
     result = flow.run()
     assert (result["rows"], result["items"]) == ([2, 2], [1, 2, 3])
-
-
-# Functions -----------------------------------------------------------------------
 
 
 def test_a_function_gives_each_shard_its_own_payloads_one_epoch_each(cluster):
@@ -398,9 +390,6 @@ def test_shards_of_a_source_stand_where_their_placement_says(cluster):
     assert cluster.run(flow)["out"] == list(enumerate(workers))
 
 
-# Position ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("data", "options"),
     [
@@ -432,9 +421,6 @@ def test_a_pickled_position_reads_on_where_it_stopped(data, options, num_turns):
 
 def plain(sent):
     return [(time, list(part), is_last) for time, part, is_last in sent]
-
-
-# Refusals ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -216,9 +216,6 @@ def test_what_is_no_windows_is_refused():
         Dataflow().source([1]).window(10, lambda r: r)
 
 
-# The definitions -----------------------------------------------------------------
-
-
 def fixed_windows(epochs, length, step, lateness):
     """Results and late records, straight from the rules, without any index."""
     clock, values, results, late = None, {}, [], []

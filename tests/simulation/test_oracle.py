@@ -64,9 +64,6 @@ def _shard_of(record):
     return RouteBy(7).destination(record, 2)
 
 
-# Could-result-in -------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("seed", range(25))
 def test_the_closure_agrees_with_minimal_summaries(seed):
     """Two independent computations: search by edges, and composed summaries."""
@@ -96,9 +93,6 @@ def test_the_closure_agrees_with_minimal_summaries(seed):
             assert set(found.get(target, ())) == minimal
 
 
-# Truth -------------------------------------------------------------------------------
-
-
 def test_initial_capabilities_are_live_until_a_worker_has_started():
     oracle = Oracle(_plan(), 2, 2)
     output = oracle.graph.location_of_output(FOLD)
@@ -119,9 +113,6 @@ def test_a_record_is_live_until_its_callback_ends(oracle):
     oracle.observe([Done(FOLD, _shard_of(16), 0, (0,), 1)], has_started=False)
 
     assert oracle.truth.live[place, (0,)] == 0
-
-
-# What the oracle sees ------------------------------------------------------------------
 
 
 def test_a_frontier_may_stand_at_what_is_live(oracle):
@@ -259,9 +250,6 @@ def test_a_wrong_result_is_seen_at_the_end(oracle):
 
     with pytest.raises(Violation, match="output: operator 'sink'"):
         oracle.finish(is_stopped=True)
-
-
-# The reference -------------------------------------------------------------------------
 
 
 def test_the_reference_folds_each_time_of_each_shard():

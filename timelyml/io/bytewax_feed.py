@@ -194,8 +194,6 @@ class _Feeding:
         for guest in self.guests:
             guest.close()
 
-    # Starting ------------------------------------------------------------------------
-
     def start_one(self, shard: Shard) -> None:
         fed = shard.state["live"] = _Fed([shard.initial_capability()])
         fed.go_to(FIRST_EPOCH)
@@ -245,8 +243,6 @@ class _Feeding:
         )
         fed.guest = GuestProcess(boot, self.build, shard.waker())
         self.guests.append(fed.guest)
-
-    # Feeding -------------------------------------------------------------------------
 
     def turn(self, shard: Shard) -> None:
         """Take one message of the process into the dataflow."""

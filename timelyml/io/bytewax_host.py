@@ -76,8 +76,6 @@ class GuestProcess:
         )
         self._thread.start()
 
-    # From the worker's thread ----------------------------------------------------------
-
     def peek(self) -> GuestMessage | Lost | None:
         """Return the next message without taking it."""
         return self._arrived[0] if self._arrived else None
@@ -104,8 +102,6 @@ class GuestProcess:
         transport = self._transport
         if transport is not None:
             transport.wake()
-
-    # The thread ------------------------------------------------------------------------
 
     def _serve(self) -> None:
         directory = tempfile.mkdtemp(prefix="timelyml-")  # mode 0700

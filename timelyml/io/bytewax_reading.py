@@ -178,8 +178,6 @@ class ShardReader(Live):
                 return self._open[index]
         return None
 
-    # Epochs ------------------------------------------------------------------------
-
     def _begin_epoch(self, number: int, now: float) -> None:
         assert self._capability is not None  # noqa: S101  for the type checker
         self._epoch = _Epoch(now, number, last_sign_of_life=now)

@@ -246,9 +246,6 @@ def _parsed(
     return parsed
 
 
-# The two operators -------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class Pile:
     """Partial aggregates of one time, merged when they have become many."""

@@ -125,9 +125,6 @@ def as_schema(schema: SchemaLike | None) -> Schema | None:
     return Schema(schema)
 
 
-# Along the graph ---------------------------------------------------------------------
-
-
 def declare(stream: StreamRef, schema: Schema | None) -> StreamRef:
     """Note the schema of a stream that an operator makes, and return it."""
     if schema is not None and stream.loop is None:
@@ -159,9 +156,6 @@ def require(who: str, up: StreamLike, names: Iterable[str]) -> None:
                 operator=who,
                 column=name,
             )
-
-
-# At work -----------------------------------------------------------------------------
 
 
 class Guard:

@@ -89,8 +89,6 @@ class FlowTester:
         self._scheduler = Scheduler(rng, network, self._clock, endpoints)
         self._runs: list[Run] = []
 
-    # Running -------------------------------------------------------------------------
-
     def start(
         self,
         flow: Dataflow | Graph,
@@ -154,8 +152,6 @@ class FlowTester:
                 run.input(spec.name).close()
         return run.result()
 
-    # Time ----------------------------------------------------------------------------
-
     @property
     def now(self) -> float:
         """Seconds since the tester was made, by its own clock."""
@@ -169,8 +165,6 @@ class FlowTester:
         """Let so much time pass, and everything happen that falls due in it."""
         until = self._clock.now_s + seconds
         self._noted(lambda: self._scheduler.run_until(lambda: False, until))
-
-    # The end -------------------------------------------------------------------------
 
     def close(self) -> None:
         """Cancel what still runs and let the workers leave.
@@ -210,8 +204,6 @@ class FlowTester:
 
     def __repr__(self) -> str:
         return f"<FlowTester of {self.num_workers} workers, seed {self.seed}>"
-
-    # Inside --------------------------------------------------------------------------
 
     def _wait(self, condition: Callable[[], bool], timeout_s: float | None) -> bool:
         until = None if timeout_s is None else self._clock.now_s + timeout_s

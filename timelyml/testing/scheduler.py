@@ -85,8 +85,6 @@ class Scheduler:
         """Do all that can be done without letting time pass."""
         self.run_until(lambda: False, self._clock.now_s)
 
-    # Inside --------------------------------------------------------------------------
-
     def _act(self) -> bool:
         """Do one thing; False if nothing can be done now."""
         links = self._network.busy_links

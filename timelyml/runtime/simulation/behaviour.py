@@ -107,8 +107,6 @@ class Behaviour:
             in_order=self.in_order,
         )
 
-    # Callbacks --------------------------------------------------------------------
-
     def on_batch(self, shard: Any, delivery: Delivery) -> Iterator[None] | None:
         """Take a block."""
         steps = self._receive(shard, delivery)
@@ -152,8 +150,6 @@ class Behaviour:
             self._send_held(shard, (output, capability, at), records)
         if held:
             shard.activate_after(self.delay_s)
-
-    # Taking -----------------------------------------------------------------------
 
     def _receive(self, shard: Any, delivery: Delivery) -> Iterator[None]:
         trace = trace_of(shard)
@@ -209,8 +205,6 @@ class Behaviour:
         for output in holds[port]:
             trace.append(Held(self.operator, output, self.rule.stamped(at), 1))
 
-    # Answering --------------------------------------------------------------------
-
     def _answer(self, shard: Any, time: Time) -> Iterator[None]:
         trace = trace_of(shard)
         ports = tuple(shard.notified_ports)
@@ -246,8 +240,6 @@ class Behaviour:
             for at, record in items
             for emission in react(self.rule, port, at, record)
         ]
-
-    # Sending ----------------------------------------------------------------------
 
     def _send(
         self, shard: Any, emissions: Iterable[Emission], at: Time | None = None

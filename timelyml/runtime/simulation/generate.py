@@ -92,8 +92,6 @@ class _Generator:
         graph = self._builder.build().resolve(self._num_workers)
         return GraphPlan(graph, tuple(self._operators))
 
-    # Structure ----------------------------------------------------------------------
-
     def _grow(
         self, pool: list[_Open], scope: ScopeRef | None, count: int
     ) -> list[_Open]:
@@ -179,8 +177,6 @@ class _Generator:
     def _pick(self, pool: list[_Open]) -> tuple[_Open, list[_Open]]:
         index = self._rng.randrange(len(pool))
         return pool[index], [*pool[:index], *pool[index + 1 :]]
-
-    # Operators ----------------------------------------------------------------------
 
     def _source(self) -> list[_Open]:
         rng = self._rng
@@ -326,8 +322,6 @@ class _Generator:
         depth = each.stream.depth
         kind = Kind.PROBE if chance < 0.25 else Kind.SINK
         self._add(self._rule(kind, depth, 1, 0), [each])
-
-    # Edges --------------------------------------------------------------------------
 
     def _pact(self, each: _Open, shards: int) -> Pact:
         rng, stream = self._rng, each.stream

@@ -80,8 +80,6 @@ class SimNetwork:
         frame = self._queues[link][0]
         return frame if isinstance(frame, LinkFailure) else self._decode(frame)
 
-    # Sending and delivering --------------------------------------------------------
-
     def send(self, sender: int, receiver: int, message: object, lane: Lane) -> int:
         """Put a message under way; return its bytes.
 
@@ -117,8 +115,6 @@ class SimNetwork:
         else:
             message = self._decode(frame)
             receiver.put(Incoming(link.sender, message), link.lane, frame.size_bytes)
-
-    # Failures ----------------------------------------------------------------------
 
     def cut(
         self,
@@ -160,8 +156,6 @@ class SimNetwork:
                 for lane in Lane:
                     self._clear(LinkKey(peer, index, lane))
         return fresh
-
-    # Inside ------------------------------------------------------------------------
 
     def _encode(self, message: object) -> Frame:
         if self._codec is None:

@@ -54,8 +54,6 @@ class Oracle:
             for port in range(spec.num_inputs)
         }
 
-    # While it runs ------------------------------------------------------------------
-
     def observe(self, events: Sequence[Event], *, has_started: bool) -> None:
         """Take what the operators of one worker did in one step.
 
@@ -139,8 +137,6 @@ class Oracle:
             records.update(int(record) for record in records_of(payload))
         self._released[operator, time] = records
 
-    # The end ------------------------------------------------------------------------
-
     def finish(self, *, is_stopped: bool) -> None:
         """Check a run that says it is complete.
 
@@ -176,8 +172,6 @@ class Oracle:
                 f"the run is complete, but {_name(owner)} still counts "
                 f"{tracker.pointstamps()}",
             )
-
-    # Inside -------------------------------------------------------------------------
 
     def _check_against(
         self,

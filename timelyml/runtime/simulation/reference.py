@@ -77,8 +77,6 @@ class Reference:
                 found.setdefault(time, Counter()).update(records)
         return found
 
-    # Inside -------------------------------------------------------------------------
-
     def _route(self, sent: Sent) -> None:
         for channel in self._graph.channels_from(sent.operator, sent.output):
             at = moved(sent.time, channel.summary)

@@ -126,8 +126,6 @@ class Simulation:
             for flow in worker._dataflows.values():  # noqa: SLF001
                 flow.close()
 
-    # One action -----------------------------------------------------------------------
-
     def _act(self) -> bool:
         """Do one thing; False if there is nothing left to do."""
         self._num_actions += 1
@@ -224,8 +222,6 @@ class Simulation:
     def _endpoints(self) -> range:
         return range(CONTROLLER, self.scenario.num_workers)
 
-    # The driver -----------------------------------------------------------------------
-
     def _drive(self, *, at_once: bool = False) -> bool:
         """Submit runs that are due and send inputs; True if anything was left to do."""
         for watch in list(self._to_submit):
@@ -253,8 +249,6 @@ class Simulation:
         self.controller.ask(
             watch.generation, lambda run, _: run.send_input(operator, shard, body)
         )
-
-    # Faults ---------------------------------------------------------------------------
 
     def _fail_something(self) -> None:
         rng, first = self._rng, self.watches[0]
@@ -319,8 +313,6 @@ class Simulation:
         )
         self._every_worker.append(worker)
         return worker
-
-    # The end --------------------------------------------------------------------------
 
     def _check_end(self) -> None:
         """Nothing may be left on any worker, unless one was lost."""

@@ -87,8 +87,6 @@ class Truth:
             names = [(self._graph.describe_location(p), t) for p, t in sorted(left)]
             raise Violation("delivery", f"the run is over, but live are {names}")
 
-    # Inside -------------------------------------------------------------------------
-
     def _add(self, pointstamp: Pointstamp, count: int) -> None:
         after = self.live[pointstamp] + count
         if after:

@@ -80,8 +80,6 @@ class Watch:
         self._num_asked += 1
         return run.inspect(self._num_asked, now)
 
-    # What the controller says ---------------------------------------------------------
-
     def on_effect(self, effect: Effect) -> None:
         """Take what the run's observer is told.
 
@@ -104,8 +102,6 @@ class Watch:
         state = self._state_in(controller)
         if state is not None:
             self.oracle.check_tracker(CONTROLLER, state._progress.tracker)  # noqa: SLF001
-
-    # What the workers do --------------------------------------------------------------
 
     def after_worker(self, worker: Worker, controller: Controller) -> None:
         """Look at one worker, which has just taken a step.
@@ -137,8 +133,6 @@ class Watch:
         """A worker is replaced by one that knows nothing."""
         self._seen.pop(index, None)
         self.oracle.forget_tracker(index)
-
-    # Inside -----------------------------------------------------------------------------
 
     def _on_gone(self, index: int, flow: Dataflow, controller: Controller) -> None:
         state = self._state_in(controller)
