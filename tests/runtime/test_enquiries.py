@@ -19,6 +19,7 @@ from timelyml import Cluster, Dataflow
 from timelyml.errors import ConfigError
 from timelyml.runtime import enquiries
 from timelyml.runtime.enquiries import EnquiryServer, ask_drivers, private_directory
+from timelyml.testing import eventually
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +43,7 @@ def forgetful():
 def test_a_run_says_who_holds_it_back(mode, workers):
     with Cluster(workers, mode=mode) as cluster:
         run = forgetful().start(cluster=cluster)
-        run.record.wait_until(lambda: bool(run.explain_stall().rows), 60)
+        assert eventually(lambda: "in keep" in str(run.explain_stall()), 60)
         (answer,) = ask_drivers()
         run.cancel()
     assert answer["process_id"] == os.getpid()
@@ -177,8 +178,8 @@ def test_another_user_is_not_answered(monkeypatch):
     monkeypatch.setattr(enquiries.os, "getuid", lambda: 4711)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.connect(str(server.path))
-        client.sendall(json.dumps({"ask": "why", "timeout_s": 1}).encode() + b"\n")
-        with contextlib.suppress(ConnectionResetError):  # closed before it read
+        with contextlib.suppress(ConnectionError):  # closed before it was asked
+            client.sendall(json.dumps({"ask": "why", "timeout_s": 1}).encode() + b"\n")
             assert client.recv(100) == b""
     server.close()
 
