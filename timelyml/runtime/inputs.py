@@ -11,12 +11,12 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol, Self
 
-from timelyml.errors import DeadlineError, RunStoppedError, TimeError
+from timelyml.errors import RunStoppedError, TimeError
 from timelyml.exchange import as_payload, num_records, seal, size_bytes
 from timelyml.graph import OperatorSpec
 from timelyml.progress import Timestamp, less_equal, less_than
 from timelyml.runtime.record import RunRecord
-from timelyml.runtime.stall import StallReport
+from timelyml.runtime.stall import StallReport, late
 
 INPUT_LIMIT_BYTES = 32 << 20
 MAX_EPOCH = 2**63 - 1
@@ -204,7 +204,8 @@ class InputHandle:
             if not ended:
                 raise self._record.over_error(f"input {self.name!r}")
         elif not is_in_time:
-            raise _late(self._link, f"input {self.name!r} {what}", timeout_s)
+            who = f"input {self.name!r} {what}"
+            raise late(who, timeout_s, self._link.explain_stall())
 
 
 class Probe:
@@ -248,18 +249,7 @@ class Probe:
         self._record.raise_if_failed()
         if not is_in_time:
             what = f"probe {self.name!r} did not pass time {time!r}"
-            raise _late(self._link, what, timeout_s)
+            raise late(what, timeout_s, self._link.explain_stall())
 
     def __repr__(self) -> str:
         return f"<Probe {self.name!r} at {list(self.frontier)!r}>"
-
-
-def _late(link: RunLink, what: str, timeout_s: float | None) -> DeadlineError:
-    explanation = link.explain_stall()
-    msg = (
-        f"{what} in time; got {timeout_s:g} s; expected progress by then; see what "
-        "holds it back below, or allow more time"
-    )
-    error = DeadlineError(msg, explanation=str(explanation))
-    error.add_note(str(explanation))
-    return error

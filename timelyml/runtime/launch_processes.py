@@ -202,12 +202,21 @@ class ProcessLauncher:
         for fd, read in watched:
             self._selector.register(fd, selectors.EVENT_READ, (child, read))
 
-    def _read_stderr(self, child: _Child, fd: int, _: Controller) -> None:
-        data = _read(fd)
-        if data is None:
-            return
+    def _read(self, fd: int) -> bytes:
+        """Read what is there, which may be nothing; watch it no longer at its end."""
+        try:
+            data = os.read(fd, 65536)
+        except BlockingIOError:
+            return b""
+        except OSError:
+            data = b""
         if not data:
             self._unregister(fd)
+        return data
+
+    def _read_stderr(self, child: _Child, fd: int, _: Controller) -> None:
+        data = self._read(fd)
+        if not data:
             return
         child.tail += data
         del child.tail[:-TAIL_BYTES]
@@ -218,13 +227,7 @@ class ProcessLauncher:
             pass  # the driver's stderr is closed or replaced by something odd
 
     def _read_heartbeats(self, child: _Child, fd: int, controller: Controller) -> None:
-        data = _read(fd)
-        if data is None:
-            return
-        if not data:
-            self._unregister(fd)
-            return
-        *lines, child.unread = (child.unread + data).split(b"\n")
+        *lines, child.unread = (child.unread + self._read(fd)).split(b"\n")
         if not lines:
             return
         child.cpu_s, child.last_look = _cpu_seconds(child.process.pid), time.monotonic()
@@ -275,16 +278,6 @@ class ProcessLauncher:
 
 def _is_registered(selector: selectors.BaseSelector, fd: int) -> bool:
     return fd in selector.get_map()
-
-
-def _read(fd: int) -> bytes | None:
-    """Read what is there: None if nothing yet, empty at the end."""
-    try:
-        return os.read(fd, 65536)
-    except BlockingIOError:
-        return None
-    except OSError:
-        return b""
 
 
 def _exit_fd(process_id: int) -> int | None:

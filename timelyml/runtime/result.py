@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from timelyml.exchange import records_of
@@ -61,17 +61,20 @@ class Result(Mapping[str, list[Any]]):
 
     def recording(self, name: str) -> Recording:
         """Return what was captured to memory under `name`."""
-        try:
-            return self._recordings[name]
-        except KeyError:
-            names = ", ".join(map(repr, self._recordings)) or "none"
-            msg = f"nothing is captured under {name!r}; expected one of {names}"
-            raise KeyError(msg) from None
+        if name not in self._recordings:
+            raise nothing("captured", name, self._recordings)
+        return self._recordings[name]
 
     def _of(self, name: str) -> Batches:
-        try:
-            return self._batches[name]
-        except KeyError:
-            names = ", ".join(map(repr, self._batches)) or "none"
-            msg = f"nothing is collected under {name!r}; expected one of {names}"
-            raise KeyError(msg) from None
+        if name not in self._batches:
+            raise nothing("collected", name, self._batches)
+        return self._batches[name]
+
+
+def nothing(what: str, name: str, names: Iterable[str]) -> KeyError:
+    """Return the error of a name under which nothing is collected, or captured."""
+    known = ", ".join(map(repr, names)) or "none"
+    return KeyError(
+        f"nothing is {what} under that name; got {name!r}; expected one of {known}; "
+        "correct it"
+    )

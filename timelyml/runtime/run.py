@@ -19,11 +19,11 @@ from timelyml.runtime.effects import Inspected
 from timelyml.runtime.inputs import InputHandle, Probe
 from timelyml.runtime.metrics import merge_metrics
 from timelyml.runtime.record import RunRecord
-from timelyml.runtime.result import Result
+from timelyml.runtime.result import Result, nothing
 from timelyml.runtime.results import Results
 from timelyml.runtime.run_state import RunState
 from timelyml.runtime.signals import Interrupts
-from timelyml.runtime.stall import StallReport
+from timelyml.runtime.stall import StallReport, late
 
 CANCEL_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 5.0
@@ -122,7 +122,7 @@ class Run:
         """Return (time, payload) collected so far under `name`: whole times only."""
         found = self.record.batches(name)
         if found is None:
-            raise KeyError(self._nothing_collected(name))
+            raise nothing("collected", name, self.record.collected_names)
         return [(time, payload) for time, _, payload in found]
 
     def results(self, name: str, *, keep: bool = True) -> Results:
@@ -141,7 +141,7 @@ class Run:
             TimelyError: The run failed; raised after its last complete time.
         """
         if name not in self.record.collected_names:
-            raise KeyError(self._nothing_collected(name))
+            raise nothing("collected", name, self.record.collected_names)
         return Results(self, name, keep=keep)
 
     def stop(self, drain: bool = True, timeout_s: float | None = None) -> None:
@@ -279,10 +279,6 @@ class Run:
             raise GraphError(msg, name=name, kind=kind)
         return graph.operator_named(name)
 
-    def _nothing_collected(self, name: str) -> str:
-        names = ", ".join(map(repr, self.record.collected_names)) or "none"
-        return f"nothing is collected under {name!r}; expected one of {names}"
-
     def _close_inputs(self) -> None:
         for handle in list(self._inputs.values()):
             handle.close()
@@ -292,12 +288,5 @@ class Run:
             self._settle()
 
     def _late(self, what: str, timeout_s: float | None) -> DeadlineError:
-        explanation = self.explain_stall()
-        msg = (
-            f"run {self.generation} of dataflow {self._identity.graph.name!r} {what} in "
-            f"time; got {timeout_s or 0:g} s; expected it by then; see what holds it "
-            "back below, or allow more time"
-        )
-        error = DeadlineError(msg, explanation=str(explanation))
-        error.add_note(str(explanation))
-        return error
+        who = f"run {self.generation} of dataflow {self._identity.graph.name!r} {what}"
+        return late(who, timeout_s, self.explain_stall())

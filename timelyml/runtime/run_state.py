@@ -49,7 +49,7 @@ from timelyml.runtime.messages import (
     StopSources,
 )
 from timelyml.runtime.release import Collector
-from timelyml.runtime.stall import StallReport, explain
+from timelyml.runtime.stall import StallReport, explain, explained
 
 COLLECT_TAG = "collect"
 LAST_WORD = 0  # the request that a run makes itself when it is out of time
@@ -284,10 +284,7 @@ class RunState:
             f"to build it within {self.plan.build_timeout_s:g} s; see what they do below, "
             "or allow more with startup_timeout_s"
         )
-        explanation = self._standing()
-        error = DeadlineError(msg, workers=tuple(late), explanation=str(explanation))
-        error.add_note(str(explanation))
-        return error
+        return explained(msg, self._standing(), workers=tuple(late))
 
     def _emitted(self, message: Emitted) -> list[Effect]:
         if message.tag == COLLECT_TAG:
@@ -323,9 +320,7 @@ class RunState:
             "expected it to end by then; see what holds it back below, or allow more "
             "with timeout_s"
         )
-        error = DeadlineError(msg, explanation=str(explanation))
-        error.add_note(str(explanation))
-        return self.fail(error, now)
+        return self.fail(explained(msg, explanation), now)
 
     def _explain(self, inspection: Inspection) -> StallReport:
         if self.phase is not RunPhase.RUNNING:

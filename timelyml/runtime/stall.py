@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from timelyml.errors import DeadlineError
 from timelyml.graph import Graph, OperatorSpec
 from timelyml.progress import Timestamp, Tracker
 from timelyml.runtime.config import INPUT_KIND
@@ -61,6 +62,23 @@ class StallReport:
         lines = [self.headline, *(f"  {row}" for row in self.rows)]
         lines += [f"  no answer from {who}" for who in self.unanswered]
         return "\n".join(lines)
+
+
+def explained(message: str, explanation: StallReport, **values: Any) -> DeadlineError:
+    """Return the error of a time-out, with what holds the run back."""
+    text = str(explanation)
+    error = DeadlineError(message, explanation=text, **values)
+    error.add_note(text)
+    return error
+
+
+def late(what: str, timeout_s: float | None, explanation: StallReport) -> DeadlineError:
+    """Return the error of somebody who waited for `what` as long as he was allowed."""
+    return explained(
+        f"{what} in time; got {timeout_s or 0:g} s; expected it by then; see what holds "
+        "it back below, or allow more time",
+        explanation,
+    )
 
 
 def explain(
