@@ -158,7 +158,7 @@ def test_a_token_dropped_everywhere_comes_out_as_zero():
 
 
 def test_a_gate_that_underflows_to_zero_is_still_dispatched():
-    logits = jnp.array([[0.0, -200.0, -300.0]])
+    logits = jnp.array([[0.0, -200.0, -300.0]], jnp.float32)
     rule = TokenChoice(2)
     choice = rule.decide(logits)
     assert float(rule.weights(logits, choice)[0, 1]) == 0.0

@@ -152,13 +152,20 @@ def test_ties_nan_and_signed_zero_are_routed_the_same_on_both_sides():
 
 def test_a_token_of_nan_stays_alone_with_its_nan():
     params, rows = random_params(3), random_rows(3, 6)
-    clean, _ = moe_dense(params, rows, TOP_2)
+    (_, (clean, _)), _ = dense_pass(TOP_2, params, rows)
     rows[2] = np.nan
-    out, routed = moe_dense(params, rows, TOP_2)
+    (_, (out, routed)), (gradients, row_gradient) = dense_pass(TOP_2, params, rows)
     assert np.asarray(routed.choice.chosen)[2].tolist() == [0, 1]
     others = [0, 1, 3, 4, 5]
-    assert (np.asarray(out)[others] == np.asarray(clean)[others]).all()
+    np.testing.assert_allclose(
+        np.asarray(out)[others], np.asarray(clean)[others], atol=CLOSE
+    )
     assert np.isnan(np.asarray(out)[2]).all()
+    # Backward too: neither other tokens nor experts that it does not visit.
+    assert np.isfinite(np.asarray(row_gradient)[others]).all()
+    for leaf in jax.tree.leaves(gradients["experts"]):
+        assert np.isfinite(leaf[2:]).all()
+        assert (np.asarray(leaf)[2:] != 0.0).any()
 
 
 def test_padding_changes_nothing_whatever_it_holds():

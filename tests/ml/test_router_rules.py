@@ -111,7 +111,7 @@ def test_renormalised_softmax_is_softmax_over_the_chosen(rows, top_k):
 
 
 def test_weights_over_survivors_outlive_the_underflow_of_their_probabilities():
-    logits = jnp.array([[0.0, -200.0, -210.0]])
+    logits = jnp.array([[0.0, -200.0, -210.0]], jnp.float32)
     rule = TokenChoice(2)
     choice = rule.decide(logits)
     choice = choice._replace(kept=jnp.array([[False, True]]))
@@ -176,7 +176,10 @@ def test_neither_choice_nor_bias_carries_a_gradient():
 @settings(deadline=None)
 @given(
     st.lists(
-        st.lists(st.floats(-9, 9, width=32), min_size=8, max_size=8),
+        # XLA flushes subnormals to zero, where they tie.
+        st.lists(
+            st.floats(-9, 9, width=32, allow_subnormal=False), min_size=8, max_size=8
+        ),
         min_size=2,
         max_size=2,
     ),

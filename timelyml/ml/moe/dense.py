@@ -83,7 +83,6 @@ def _mix(
     inputs = jnp.where(visits[:, :, None], inputs, 0)
     live = jax.tree.map(lambda leaf: _where_first(loads > 0, leaf), experts)
     outputs = jax.vmap(expert_fn)(live, inputs)  # (experts, tokens, d_model)
-    outputs = jnp.where(visits[:, :, None], outputs, 0)
     tokens = jnp.arange(rows.shape[0])[:, None]
     picked = jnp.where(kept[:, :, None], outputs[chosen, tokens], 0)
     return combine(picked, weights)  # picked: (tokens, top_k, d_model)
