@@ -146,7 +146,18 @@ def test_an_exchange_by_key_sends_records_and_rows_to_the_same_shards():
 
 
 def test_a_key_that_cannot_be_hashed_names_its_row():
-    with pytest.raises(RoutingError, match=r"at row 1: .*no stable hash; got object"):
+    with pytest.raises(RoutingError, match=r"at row 1: object, which has no stable"):
         route(Exchange.by_key(lambda r: r), [1, object()], 4)
     with pytest.raises(RoutingError, match="row 0: unhashable type"):
         destinations_by_key([[1]], 4)
+
+
+@pytest.mark.parametrize(
+    "key", [object(), float("nan"), (1, (2, object())), (1, (float("nan"),)), [1]]
+)
+def test_a_refused_key_is_told_what_to_do_once_however_deep_the_reason_lies(key):
+    with pytest.raises(RoutingError) as got:
+        route(Exchange.by_key(lambda r: r), [1, key], 4)
+    parts = str(got.value).split("; ")
+    assert [part.split()[0] for part in parts[:-1]] == ["a", "got", "expected"]
+    assert parts[-1] in ("change the key", "filter or replace it before the exchange")

@@ -23,6 +23,7 @@ from timelyml.errors import RoutingError
 _WORD = 0xFFFFFFFFFFFFFFFF
 _GAMMA, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _INT64_LIMIT = 2.0**63
+HASHABLE = "numbers, strings, bytes, dates, enum members or tuples of them"
 
 
 def stable_hash(key: Any) -> int:
@@ -83,13 +84,27 @@ def destinations_by_key(keys: Iterable[Any], num_shards: int) -> npt.NDArray[np.
             if shard is None:
                 shard = known[key] = destination_of(key, num_shards)
         except (TypeError, RoutingError) as error:
-            raise RoutingError(
-                f"a row has a key that cannot be routed; got {key!r} at row {row}: "
-                f"{error}; expected a number, string or tuple; change the key",
-                row=row,
-            ) from error
+            raise _unroutable(row, key, error) from error
         found.append(shard)
     return np.fromiter(found, np.intp, len(found))
+
+
+def _unroutable(row: int, key: Any, error: TypeError | RoutingError) -> RoutingError:
+    """Say which row it was, with the rule and the advice of `error` only."""
+    if isinstance(error, RoutingError):
+        why, rule, advice = (error.values[part] for part in ("why", "rule", "advice"))
+    else:
+        why, rule, advice = str(error), HASHABLE, "change the key"
+    return RoutingError(
+        f"a row has a key that cannot be routed; got {key!r} at row {row}: {why}; "
+        f"expected {rule}; {advice}",
+        row=row,
+    )
+
+
+def _not_hashed(why: str, rule: str, advice: str) -> RoutingError:
+    msg = f"a key cannot be hashed; got {why}; expected {rule}; {advice}"
+    return RoutingError(msg, why=why, rule=rule, advice=advice)
 
 
 def _destinations_of_array(
@@ -127,9 +142,9 @@ def _as_number(key: Any) -> int | float | None:
         key = key.real
     if isinstance(key, float):
         if math.isnan(key):
-            raise RoutingError(
-                "a key equals nothing, not even itself; got nan; expected a number; "
-                "filter or replace it before the exchange"
+            why = "nan, which equals nothing, not even itself"
+            raise _not_hashed(
+                why, "a number", "filter or replace it before the exchange"
             )
         return int(key) if key.is_integer() else float(key)
     if isinstance(key, np.floating):  # longdouble, whose item() is itself
@@ -161,11 +176,8 @@ def _as_tuple(key: Any) -> tuple[Any, ...]:
         return "datetime", universal.replace(fold=0).isoformat()
     if isinstance(key, dt.date):
         return "date", key.toordinal()
-    raise RoutingError(
-        f"a key has no stable hash; got {type(key).__name__}; expected numbers, "
-        f"strings, bytes, dates, enum members or tuples of them; change the key",
-        got=type(key).__name__,
-    )
+    why = f"{type(key).__name__}, which has no stable hash"
+    raise _not_hashed(why, HASHABLE, "change the key")
 
 
 def _hash_bytes(data: bytes) -> int:
