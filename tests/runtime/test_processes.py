@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import zmq
 
 from timelyml import Cluster, Dataflow
 from timelyml.errors import PeerError
@@ -64,6 +65,13 @@ def is_alive(process_id):
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state != "Z"
+
+
+def intrude(endpoint, junk):
+    """Send to a peer of a cluster what no peer would."""
+    with zmq.Context() as context, context.socket(zmq.PUSH) as push:
+        push.connect(endpoint.control)
+        push.send(junk)
 
 
 def test_workers_are_fresh_interpreters_with_the_environment_that_jax_needs():
@@ -233,6 +241,24 @@ def test_a_run_whose_handle_was_dropped_goes_on_to_its_end(tmp_path):
     (tmp_path / "go").touch()
     wait_for(ended.exists)
     wait_for(lambda: cluster_threads() <= before)
+
+
+def test_refused_frames_are_counted_in_the_metrics_of_whoever_refused_them():
+    flow = Dataflow()
+    flow.input("in").collect()
+    with Cluster(2) as cluster, cluster.start(flow.build()) as run:
+        run.input("in").flush(timeout_s=TIMEOUT_S)
+        session = cluster._session
+        worker = session.controller.membership.members[1]
+        wait_for(lambda: worker.is_connected)
+        intrude(worker.endpoint, b"hello")
+        intrude(session.transport.endpoint, b"x" * 100)
+        wait_for(lambda: run.metrics().get("frames_refused"))
+        wait_for(lambda: run.metrics()["controller"]["frames_refused"])
+        metrics = run.metrics()
+    assert metrics["frames_refused"] == {"short": 1}
+    assert metrics["workers"][1]["frames_refused"] == {"short": 1}
+    assert metrics["controller"]["frames_refused"] == {"magic": 1}
 
 
 def test_idle_workers_and_driver_use_hardly_any_cpu():

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 CONTROLLER = -1
 
@@ -56,6 +56,16 @@ class TransportMetrics:
     messages_received: list[int] = field(default_factory=lambda: [0, 0])
     bytes_received: list[int] = field(default_factory=lambda: [0, 0])
     frames_refused: Counter[str] = field(default_factory=Counter)
+
+    def as_map(self) -> dict[str, Any]:
+        """Return the figures by name; refused frames by the word for why."""
+        return {
+            "messages_sent": list(self.messages_sent),
+            "bytes_sent": list(self.bytes_sent),
+            "messages_received": list(self.messages_received),
+            "bytes_received": list(self.bytes_received),
+            "frames_refused": dict(self.frames_refused),
+        }
 
 
 class Transport(Protocol):

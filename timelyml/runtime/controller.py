@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any, Protocol
 
 from timelyml.errors import (
@@ -129,7 +128,7 @@ class Controller:
 
     def transport_metrics(self) -> dict[str, Any]:
         """Return what the controller's transport moved and refused, by lane."""
-        return asdict(self._transport.metrics)
+        return self._transport.metrics.as_map()
 
     def step(self) -> bool:
         """Do what can be done without waiting; True if anything was done."""

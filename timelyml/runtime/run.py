@@ -225,7 +225,9 @@ class Run:
     def metrics(self, timeout_s: float = ANSWER_TIMEOUT_S) -> dict[str, Any]:
         """Return figures of the run: summed over workers, and by worker.
 
-        `controller` counts what all runs of the session sent and received there.
+        `controller` counts what all runs of the session sent and received there, and
+        `frames_refused`, there and for the workers, what came to the session that was
+        not from a peer of it, by the word for why.
         While it runs they are asked for; a worker that is too busy to answer within
         about a second is missing from them.
         """

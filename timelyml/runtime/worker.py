@@ -208,7 +208,7 @@ class Worker:
         if dataflow is not None:
             if dataflow in self._started:
                 self._started.remove(dataflow)
-            metrics = dataflow.metrics()
+            metrics = self._metrics_of(dataflow)
             dataflow.close()
         self._transport.send(CONTROLLER, Dropped(generation, self.index, metrics))
 
@@ -220,10 +220,14 @@ class Worker:
             message.generation,
             self.index,
             message.request,
-            dataflow.metrics(),
+            self._metrics_of(dataflow),
             tuple(dataflow.holdings()),
         )
         self._transport.send(CONTROLLER, report)
+
+    def _metrics_of(self, dataflow: Dataflow) -> dict[str, Any]:
+        refused = dict(self._transport.metrics.frames_refused)
+        return {**dataflow.metrics(), "frames_refused": refused}
 
     def _on_shutdown(self, _peer: int, _message: Shutdown) -> None:
         self.leave()
