@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import threading
 from collections import Counter
 
 import numpy as np
@@ -129,6 +130,29 @@ def test_stop_ends_a_regular_source_at_the_same_epoch_on_every_shard(cluster):
     run = cluster.start(flow)
     run.probe("read").wait_until(5, timeout_s=10)
     run.stop(timeout_s=10)
+
+    batches = run.result().batches("out")
+    last = max(epoch for epoch, _ in batches)
+    assert batches == [(epoch, [1]) for epoch in range(last + 1) for _ in range(3)]
+
+
+def test_stops_asked_for_by_many_threads_are_one_stop(cluster):
+    def endless(shard, num_shards):
+        return ([shard] for _ in itertools.count())
+
+    flow = Dataflow(num_shards=3)
+    share = flow.source(endless, regular=True)
+    share.exchange(lambda n: n, dense=True).count().probe("read").collect()
+
+    run = cluster.start(flow)
+    run.probe("read").wait_until(5, timeout_s=10)
+    stops = [threading.Thread(target=run.stop, args=(True, 10)) for _ in range(4)]
+    for stop in stops:
+        stop.start()
+    for _ in range(20):
+        run.request_stop()
+    for stop in stops:
+        stop.join()
 
     batches = run.result().batches("out")
     last = max(epoch for epoch, _ in batches)

@@ -37,6 +37,7 @@ from timelyml.runtime.messages import (
     Report,
     Shutdown,
     Start,
+    Stopping,
     StopSources,
 )
 from timelyml.runtime.run_state import RunState
@@ -394,6 +395,67 @@ def test_the_time_limit_holds_until_the_last_worker_is_done():
     scene.pass_(2.0)
     assert isinstance(scene.ended.error, DeadlineError)
     assert "no answer from worker 1" in scene.ended.error.explanation
+
+
+def test_the_time_limit_counts_from_when_the_run_was_asked_for():
+    waiting = Scene()
+    waiting.submit(timeout_s=5.0)
+    waiting.workers[0].hello()
+    waiting.settle()
+    building = Scene()
+    building.gather()
+    building.submit(timeout_s=5.0)
+    building.workers[1].say(Heartbeat(1, "operator 'other', shard 1", 4.0))
+    building.say_ready(building.workers[0])
+    building.settle()
+    for scene in (waiting, building):
+        scene.pass_(4.9)
+        assert scene.ended is None
+        scene.pass_(0.2)
+    building.workers[0].say(Dropped(1, 0, {}))
+    building.settle()
+
+    for scene in (waiting, building):
+        error = scene.ended.error
+        assert isinstance(error, DeadlineError)
+        assert "got 5 s of time" in str(error)
+        assert "no answer from worker 0" not in error.explanation
+    told = waiting.ended.error.explanation
+    assert "is waiting for the workers of its cluster" in told
+    assert "no answer from worker 1" in told
+    told = building.ended.error.explanation
+    assert "no answer from worker 1, in operator 'other', shard 1" in told
+
+
+def test_a_run_out_of_time_does_not_wait_again_for_who_did_not_answer():
+    scene = Scene()
+    scene.start(timeout_s=5.0)
+    scene.pass_(5.1)
+    request = scene.workers[0].last(Inspect).request
+    scene.workers[0].say(Report(1, 0, request, {}, ()))
+    scene.settle()
+    scene.pass_(1.1)
+    assert scene.ended is None  # worker 0 may still answer, and does
+    scene.workers[0].say(Dropped(1, 0, {}))
+    scene.settle()
+    assert isinstance(scene.ended.error, DeadlineError)
+
+
+def test_a_run_that_is_asked_to_stop_many_times_stops_once():
+    scene = Scene()
+    scene.start()
+    for _ in range(3):
+        scene.controller.ask(1, lambda run, _: run.stop_sources())
+    scene.settle()
+    for worker, epoch in zip(scene.workers, (4, 6), strict=True):
+        worker.say(Stopping(1, worker.index, epoch))
+    scene.settle()
+    scene.controller.ask(1, lambda run, _: run.stop_sources())
+    scene.settle()
+
+    for worker in scene.workers:
+        told = [m.epoch for m in worker.listen() if isinstance(m, StopSources)]
+        assert told == [None, 6]
 
 
 def test_closing_the_cluster_ends_every_run_and_tells_every_worker():

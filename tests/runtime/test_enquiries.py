@@ -73,7 +73,7 @@ def test_code_that_keeps_the_calling_thread_is_named(tmp_path):
 
     assert answer["process_id"] == program.pid
     assert answer["program"].endswith("program.py")
-    assert answer["workers"] == {"0": "in operator 'call', shard 0"}
+    assert answer["workers"] == {"0": "in operator 'call', shard 0, run 1"}
     assert "controller that does not answer" in answer["runs"][0]["headline"]
 
 

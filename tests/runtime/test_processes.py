@@ -16,7 +16,7 @@ import pytest
 import zmq
 
 from timelyml import Cluster, Dataflow
-from timelyml.errors import PeerError
+from timelyml.errors import DeadlineError, PeerError
 
 TIMEOUT_S = 60.0
 SOON_S = 5.0  # within seconds
@@ -170,6 +170,34 @@ def test_a_worker_whose_code_holds_the_interpreter_is_busy_not_dead():
     with Cluster(1, heartbeat_timeout_s=0.5) as cluster:
         (held_s,) = cluster.run(flow_of(hog, data=[1]), timeout_s=TIMEOUT_S)["out"]
     assert held_s > 0.5
+
+
+def test_a_run_behind_a_stuck_one_is_out_of_time_when_it_said(tmp_path):
+    with Cluster(1) as cluster:
+        here = tmp_path / "here"
+        stuck = cluster.start(flow_of(announced(here)))
+        wait_for(here.exists)
+        asked = time.monotonic()
+        with pytest.raises(DeadlineError, match=r"got 1\.5 s of time") as got:
+            cluster.run(flow_of(lambda x: x), timeout_s=1.5)
+        assert 1.5 <= time.monotonic() - asked < SOON_S
+        told = got.value.explanation
+        assert "waiting for workers to build the graph" in told
+        assert "no answer from worker 0, in operator 'work', shard 0, run 1" in told
+        assert not stuck.done()
+
+
+def test_a_run_is_out_of_time_while_workers_have_not_come(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import threading\nthreading.Event().wait(600)\n"
+    )
+    environment = {"PYTHONPATH": str(tmp_path)}
+    with (
+        Cluster(2, environment=environment) as cluster,
+        pytest.raises(DeadlineError, match=r"got 1 s of time") as got,
+    ):
+        cluster.run(flow_of(lambda x: x), timeout_s=1.0)
+    assert "no answer from worker 0\n  no answer from worker 1" in got.value.explanation
 
 
 def test_a_worker_that_never_comes_is_named_at_the_deadline(tmp_path):

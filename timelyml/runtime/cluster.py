@@ -46,7 +46,8 @@ class ClusterOptions:
             releases the interpreter's lock; `inline`, one worker in the caller's turn.
         transport: Between processes: `ipc` (sockets private to the user) or `tcp`
             (loopback, encrypted).
-        startup_timeout_s: By then every worker has come.
+        startup_timeout_s: By then every worker has come; and so long it may take to
+            build a graph.
         heartbeat_timeout_s: Silence after which a worker process is given up.
         environment: Variables of worker processes, on top of the usual ones.
         num_devices: Virtual devices that JAX shows in each worker process.
@@ -162,6 +163,7 @@ class Cluster:
         is_caller_driven: bool = False,
         is_only_run: bool = False,
     ) -> Run:
+        asked_at = time.monotonic()
         run_config = make_config(config)
         resolved = graph.resolve(self.options.workers)
         shipped = ship(ShippedRun(resolved, run_config))
@@ -191,7 +193,7 @@ class Cluster:
             build_timeout_s=self.options.startup_timeout_s,
         )
         session.follow(identity, record)
-        controller.submit(plan, record.apply)
+        controller.submit(plan, record.apply, asked_at)
         if not is_caller_driven:
             session.start_thread()
         return run

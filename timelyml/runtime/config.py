@@ -32,7 +32,8 @@ class RunConfig:
             before it spills to disk.
         state_limit_bytes: Bytes of state that one operator may keep per worker.
         placement: Which worker holds which shard, where an operator says nothing.
-        timeout_s: Seconds after which the run fails, with an explanation.
+        timeout_s: Seconds after which the run fails, with an explanation; they count
+            from the call that starts it, whatever it has to wait for.
     """
 
     progress_mode: ProgressMode = "broadcast"

@@ -108,9 +108,18 @@ class Controller:
         """Let a run decide something in the next step; nothing if it is over."""
         self.post(lambda: self._decide(generation, event))
 
-    def submit(self, plan: RunPlan, observer: Observer) -> None:
-        """Start a run in the next step; `observer` hears of it until `Ended`."""
-        self.post(lambda: self.start_run(plan, observer))
+    def submit(
+        self, plan: RunPlan, observer: Observer, asked_at: float | None = None
+    ) -> None:
+        """Start a run in the next step; `observer` hears of it until `Ended`.
+
+        Args:
+            plan: What to run.
+            observer: Called in the thread that drives the controller.
+            asked_at: The clock's time when the user asked for it; default: now.
+        """
+        since = self._clock() if asked_at is None else asked_at
+        self.post(lambda: self.start_run(plan, observer, since))
 
     @property
     def error(self) -> PeerError | None:
@@ -167,15 +176,19 @@ class Controller:
         deadlines += [due for due, _ in self._suspicions[:1]]
         return min((d for d in deadlines if d is not None), default=None)
 
-    def start_run(self, plan: RunPlan, observer: Observer) -> None:
-        """Start a run, or keep it until the workers are there."""
+    def start_run(
+        self, plan: RunPlan, observer: Observer, asked_at: float | None = None
+    ) -> None:
+        """Start a run, or keep it until the workers are there; see `submit`."""
         if self.membership.error is not None:
             observer(Ended(self.membership.error))
             return
         if self.is_stopped:
             observer(Ended(self._closed_error()))
             return
-        self._runs[plan.generation] = (RunState(plan, self._activities), observer)
+        since = self._clock() if asked_at is None else asked_at
+        run = RunState(plan, since, self._activities, self.membership.absent)
+        self._runs[plan.generation] = (run, observer)
         if self.membership.phase is Phase.READY:
             self._decide(plan.generation, RunState.begin)
 

@@ -145,6 +145,14 @@ class Membership:
             if member.has_come and member.error is None
         ]
 
+    def absent(self) -> list[int]:
+        """Return the workers that are still awaited: to come, or to connect."""
+        if self.phase is Phase.STARTING:
+            return [w for w, member in enumerate(self.members) if not member.has_come]
+        if self.phase is Phase.CONNECTING:
+            return [w for w, m in enumerate(self.members) if not m.is_connected]
+        return []
+
     def describe(self, worker: int) -> str:
         """Return a worker for people: `worker 1 (pid 4711)`."""
         process_id = self.members[worker].process_id
@@ -153,12 +161,9 @@ class Membership:
     def _late(self, now: float) -> list[tuple[int, str]]:
         if now < self._startup_deadline:
             return []
-        if self.phase is Phase.STARTING:
-            late = [w for w, member in enumerate(self.members) if not member.has_come]
-            what = "never came"
-        else:
-            late = [w for w, m in enumerate(self.members) if not m.is_connected]
-            what = "never connected to its peers"
+        late = self.absent()
+        is_starting = self.phase is Phase.STARTING
+        what = "never came" if is_starting else "never connected to its peers"
         names = ", ".join(map(str, late))
         waited = f"waited {self.startup_timeout_s:g} s for workers {names}"
         return [(worker, f"{what}; {waited}") for worker in late]

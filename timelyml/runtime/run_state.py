@@ -7,7 +7,7 @@ how far the probes are, and which epochs of collected results are whole.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -80,13 +80,24 @@ class RunPlan:
 
 
 class RunState:
-    """Decides everything about one run; knows no clock, no thread and no socket."""
+    """Decides everything about one run; knows no clock, no thread and no socket.
 
-    def __init__(self, plan: RunPlan, activities: Mapping[int, str]) -> None:
+    Its time limit counts from `asked_at`. `activities` of workers, and those that are
+    `absent` from the cluster, are for explanations.
+    """
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        asked_at: float,
+        activities: Mapping[int, str],
+        absent: Callable[[], Collection[int]],
+    ) -> None:
         self.plan = plan
         self.phase = RunPhase.WAITING
         self.error: TimelyError | None = None
-        self._activities = activities  # of workers, for explanations
+        self._activities = activities
+        self._absent = absent
         self._progress = ControllerProgress(
             plan.graph, plan.num_workers, plan.generation, plan.config.progress_mode
         )
@@ -95,11 +106,13 @@ class RunState:
         self._lost: set[int] = set()
         self._metrics: dict[int, dict[str, Any]] = {}
         self._phase_deadline: float | None = None
-        self._time_limit: float | None = None
+        limit_s = plan.config.timeout_s
+        self._time_limit = None if limit_s is None else asked_at + limit_s
         self._inspections = Inspections()
         # What the driver asked for before data could flow.
         self._early: list[Send] = []
         self._is_stop_wanted = False
+        self._is_draining = False
         self._stop_epochs: dict[int, int] = {}  # by worker
 
     @property
@@ -173,7 +186,7 @@ class RunState:
         if self._phase_deadline is not None and now >= self._phase_deadline:
             self._phase_deadline = None
             if self.phase is RunPhase.BUILDING:
-                effects += self.fail(self._never_built(), now)
+                effects += self._give_up(self._never_built(), self._awaited, now)
             elif self.phase is RunPhase.ENDING:
                 effects += self._finish()
         return effects
@@ -203,10 +216,16 @@ class RunState:
         return []
 
     def stop_sources(self) -> list[Effect]:
-        """Let every source end at its present epoch, so that the run drains."""
+        """Let every source end at its present epoch, so that the run drains.
+
+        Once: asked again, regular sources might agree on another epoch.
+        """
         if self.phase is not RunPhase.RUNNING:
             self._is_stop_wanted = True
             return []
+        if self._is_draining:
+            return []
+        self._is_draining = True
         # Bulk, so that it does not overtake what input handles sent before.
         return self._to_all(StopSources(self.plan.generation), Lane.BULK)
 
@@ -257,8 +276,6 @@ class RunState:
             return []
         self.phase = RunPhase.RUNNING
         self._phase_deadline = None
-        if self.plan.config.timeout_s is not None:
-            self._time_limit = now + self.plan.config.timeout_s
         effects = [
             *self._to_all(Start(self.plan.generation)),
             Started(),
@@ -294,10 +311,10 @@ class RunState:
         return [DriverMessage(name, message.shard, message.tag, message.body)]
 
     def _ask(self, request: int, now: float) -> list[Effect]:
-        is_deployed = self.phase in (RunPhase.BUILDING, RunPhase.RUNNING)
-        workers = range(self.plan.num_workers) if is_deployed else ()
+        is_running = self.phase is RunPhase.RUNNING
+        workers = range(self.plan.num_workers) if is_running else ()
         self._inspections.ask(request, now + self.plan.answer_timeout_s, workers)
-        if not is_deployed:
+        if not is_running:
             return self._conclude(self._inspections.answered(), now)
         return self._to_all(Inspect(self.plan.generation, request))
 
@@ -306,13 +323,15 @@ class RunState:
         for inspection in inspections:
             explanation = self._explain(inspection)
             if inspection.request == LAST_WORD:
-                effects += self._run_out_of_time(explanation, now)
+                effects += self._run_out_of_time(inspection, explanation, now)
             else:
                 metrics = {**self._metrics, **inspection.metrics}
                 effects.append(Inspected(inspection.request, metrics, explanation))
         return effects
 
-    def _run_out_of_time(self, explanation: StallReport, now: float) -> list[Effect]:
+    def _run_out_of_time(
+        self, inspection: Inspection, explanation: StallReport, now: float
+    ) -> list[Effect]:
         if self.phase is RunPhase.ENDED:
             return []
         msg = (
@@ -320,7 +339,17 @@ class RunState:
             "expected it to end by then; see what holds it back below, or allow more "
             "with timeout_s"
         )
-        return self.fail(explained(msg, explanation), now)
+        silent = inspection.awaited or self._awaited
+        return self._give_up(explained(msg, explanation), silent, now)
+
+    def _give_up(
+        self, error: DeadlineError, silent: Collection[int], now: float
+    ) -> list[Effect]:
+        """Fail without waiting for workers that have kept silent for long enough."""
+        silent = set(silent)
+        effects = self.fail(error, now)
+        self._awaited -= silent
+        return effects + self._end_if_answered()
 
     def _explain(self, inspection: Inspection) -> StallReport:
         if self.phase is not RunPhase.RUNNING:
@@ -335,7 +364,8 @@ class RunState:
 
     def _standing(self) -> StallReport:
         """Say for whom the run waits where it is not for progress."""
-        late = tuple(self._doing(worker) for worker in sorted(self._awaited))
+        awaited = self._absent() if self.phase is RunPhase.WAITING else self._awaited
+        late = tuple(self._doing(worker) for worker in sorted(awaited))
         return StallReport(f"{self.who} is {self.phase.value}", (), late)
 
     def _doing(self, worker: int) -> str:

@@ -110,7 +110,8 @@ class Worker:
         for dataflow in list(self._started):
             instance = dataflow.running
             if instance is not None:
-                return f"operator {instance.name!r}, shard {instance.current[0]}"
+                where = f"shard {instance.current[0]}, run {dataflow.generation}"
+                return f"operator {instance.name!r}, {where}"
         return "waiting"
 
     def _handle(self, peer: int, message: Any) -> None:
