@@ -22,6 +22,8 @@ from .samples import MESSAGES, Arrival, Block, Data, Part, Report, data
         lambda array: ["send", array],
         lambda array: {"body": ("send", 5, {"x": array})},
         lambda array: array,
+        lambda array: Report(1, {"a": Arrival(1, array)}),
+        lambda array: Arrival(1, Arrival(2, array)),
     ],
 )
 def test_an_array_anywhere_in_a_message_becomes_read_only(wrap):

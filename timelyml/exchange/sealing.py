@@ -75,3 +75,5 @@ def _seal_value(value: Any) -> None:
         _seal_items(value.values())
     elif isinstance(value, tuple):
         _seal_items(value)
+    elif dataclasses.is_dataclass(type(value)):
+        seal_message(value)

@@ -24,6 +24,7 @@ class Boot:
         heartbeat_fd: Pipe to the driver for signs of life.
         heartbeat_s: How often.
         spin_s: How long its loop may look for messages before it sleeps.
+        services: Those of the cluster, as mappings.
     """
 
     worker: int
@@ -36,6 +37,7 @@ class Boot:
     heartbeat_fd: int
     heartbeat_s: float
     spin_s: float = 0.0
+    services: list[dict[str, Any]] = field(default_factory=list)
 
     def to_line(self) -> bytes:
         """Return the line that the child reads."""

@@ -12,7 +12,7 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -27,6 +27,7 @@ from timelyml.runtime.record import OnMessage, RunRecord
 from timelyml.runtime.result import Result
 from timelyml.runtime.run import Run, RunIdentity
 from timelyml.runtime.run_state import RunPlan
+from timelyml.runtime.service import ServiceSpec
 from timelyml.runtime.session import Session
 from timelyml.runtime.shipping import ship
 from timelyml.runtime.signals import Interrupts
@@ -51,6 +52,7 @@ class ClusterOptions:
         heartbeat_timeout_s: Silence after which a worker process is given up.
         environment: Variables of worker processes, on top of the usual ones.
         num_devices: Virtual devices that JAX shows in each worker process.
+        services: What other packages add to the controller and to each worker.
     """
 
     workers: int = 4
@@ -60,6 +62,7 @@ class ClusterOptions:
     heartbeat_timeout_s: float = 10.0
     environment: Mapping[str, str] | None = None
     num_devices: int = 1
+    services: Sequence[ServiceSpec] = ()
 
     def __post_init__(self) -> None:
         _check_choice("mode", self.mode, MODES)
@@ -135,6 +138,20 @@ class Cluster:
             if is_caller_driven:
                 return _drive_in_caller(session, run, interrupts)
             return run.wait(interrupts)
+
+    def service(self, name: str) -> Any:
+        """Return the half of a service that stands beside the controller.
+
+        It is driven by a thread of the cluster from now on, so call only what it
+        says may be called from others. A lost worker that makes the cluster replace
+        its workers ends the service, and the new workers have a new one.
+
+        Raises:
+            ConfigError: The cluster has no such service.
+        """
+        session = self._usable_session()
+        session.start_thread()
+        return session.controller.services.get(name)
 
     def close(self) -> None:
         """End every run and every worker; closing twice changes nothing."""
@@ -225,6 +242,7 @@ class Cluster:
                     options.heartbeat_timeout_s,
                     options.environment,
                     options.num_devices,
+                    options.services,
                 )
             )
             session.start_thread()  # workers come and go while nobody asks
@@ -290,11 +308,12 @@ def _local_session(options: ClusterOptions) -> Session:
         options.workers,
         clock=time.monotonic,
         startup_timeout_s=options.startup_timeout_s,
+        services=options.services,
     )
     if options.mode == "threads":
-        launcher = ThreadLauncher(hub, options.workers)
+        launcher = ThreadLauncher(hub, options.workers, options.services)
         return Session(controller, transport, launcher, controller)
-    inline = InlineLauncher(hub)
+    inline = InlineLauncher(hub, options.services)
     return Session(controller, transport, inline, InlineEndpoint(controller, inline))
 
 

@@ -8,7 +8,7 @@ class. Handles reach it from other threads through `post` and `ask` only.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from timelyml.errors import (
@@ -18,7 +18,7 @@ from timelyml.errors import (
     RunStoppedError,
     TimelyError,
 )
-from timelyml.exchange import Endpoint, LinkFailure, Transport
+from timelyml.exchange import CONTROLLER, Endpoint, Lane, LinkFailure, Transport
 from timelyml.runtime.effects import Effect, Ended, Send
 from timelyml.runtime.failure import unpack_error
 from timelyml.runtime.membership import Membership, Phase
@@ -30,9 +30,11 @@ from timelyml.runtime.messages import (
     Heartbeat,
     Hello,
     ProgressMessage,
+    ServiceMessage,
     Shutdown,
 )
 from timelyml.runtime.run_state import RunPhase, RunPlan, RunState
+from timelyml.runtime.service import ServiceHost, ServiceSpec
 
 MEMBERSHIP_CHECK_S = 1.0
 # A dead worker shows first by its links; how it died is known a moment later.
@@ -69,6 +71,7 @@ class Controller:
         startup_timeout_s: By then every worker has come and connected.
         heartbeat_timeout_s: Silence after which a worker is given up, or None.
         keeper: Who can tell of the workers' processes and end them.
+        services: What other packages add; found by name in `services`.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class Controller:
         startup_timeout_s: float = 60.0,
         heartbeat_timeout_s: float | None = None,
         keeper: Keeper | None = None,
+        services: Sequence[ServiceSpec] = (),
     ) -> None:
         self.num_workers = num_workers
         self.is_stopped = False
@@ -96,6 +100,14 @@ class Controller:
         self._touched: set[int] = set()
         self._checked = clock()
         self._suspicions: list[tuple[float, Callable[[], None]]] = []
+        self.services = ServiceHost(
+            services,
+            "controller",
+            index=CONTROLLER,
+            send=self._deliver,
+            wake=transport.wake,
+            clock=clock,
+        )
 
     def post(self, action: Callable[[], None]) -> None:
         """Run `action` in the next step, by the thread that drives the controller."""
@@ -145,6 +157,7 @@ class Controller:
         incoming = self._transport.receive()
         for peer, message in incoming:
             self._handle(peer, message)
+        worked = self.services.step() or worked
         touched, self._touched = self._touched, set()
         for generation in sorted(touched):
             self._decide(generation, lambda run, _: run.settle())
@@ -167,13 +180,14 @@ class Controller:
 
     def has_work(self) -> bool:
         """Whether `step` would do something even if nothing arrives."""
-        return bool(self._actions)
+        return bool(self._actions) or self.services.has_work()
 
     def next_deadline(self) -> float | None:
         """The clock's time at which `step` has to be called again, if any."""
         deadlines = [run.next_deadline() for run, _ in self._runs.values()]
         deadlines.append(self.membership.next_deadline())
         deadlines += [due for due, _ in self._suspicions[:1]]
+        deadlines += self.services.deadlines()
         return min((d for d in deadlines if d is not None), default=None)
 
     def start_run(
@@ -213,6 +227,7 @@ class Controller:
             self._keeper.kill(worker)
         for generation in list(self._runs):
             self._decide(generation, lambda run, now: run.lose(worker, error, now))
+        self.services.lost(worker, error)
 
     def shut_down(self) -> None:
         """End every run and tell all workers to leave; `step` does no more."""
@@ -224,7 +239,11 @@ class Controller:
         self.is_stopped = True
 
     def end_all(self, error: TimelyError) -> None:
-        """Tell every observer that its run ended so, without asking the workers."""
+        """Tell every observer that its run ended so, without asking the workers.
+
+        Services end too.
+        """
+        self.services.close()
         for generation, (_, observer) in list(self._runs.items()):
             del self._runs[generation]
             observer(Ended(error))
@@ -246,6 +265,10 @@ class Controller:
                 if self.membership.connected(peer):
                     for generation in list(self._runs):
                         self._decide(generation, RunState.begin)
+                    self.services.joined()
+            case ServiceMessage():
+                self.membership.heard(peer, self._clock())
+                self.services.handle(peer, message)
             case Heartbeat():
                 self.heard(peer, message.activity, message.busy_s)
             case LinkFailure():
@@ -323,14 +346,18 @@ class Controller:
         refused = self._transport.metrics.frames_refused
         return f"; frames were refused: {dict(refused)}" if refused else ""
 
-    def _send(self, effect: Send) -> None:
-        if self.membership.members[effect.worker].error is not None:
+    def _deliver(self, worker: int, message: object, lane: Lane) -> None:
+        if self.membership.members[worker].error is not None:
             return
         try:
-            self._transport.send(effect.worker, effect.message, effect.lane)
+            self._transport.send(worker, message, lane)
         except PeerLostError as error:
-            worker, what = effect.worker, f"cannot be reached: {error}"
+            what = f"cannot be reached: {error}"
             self.post(lambda: self.lose_worker(worker, what))
+
+    def _send(self, effect: Send) -> None:
+        try:
+            self._deliver(effect.worker, effect.message, effect.lane)
         except TimelyError as error:  # e.g. a record of an input that does not pickle
             failure = error
             generation = getattr(effect.message, "generation", -1)

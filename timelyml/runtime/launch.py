@@ -10,6 +10,7 @@ import os
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from timelyml.exchange import CONTROLLER, InProcessHub, Transport
 from timelyml.runtime.controller import Controller
 from timelyml.runtime.loop import drive
 from timelyml.runtime.messages import HANDSHAKE, Hello
+from timelyml.runtime.service import ServiceSpec
 from timelyml.runtime.shipping import worker_codec
 from timelyml.runtime.worker import Worker
 
@@ -42,7 +44,12 @@ class Launcher(Protocol):
         """Return what a worker is doing, where it can be seen from here."""
 
 
-def make_worker(index: int, transport: Transport, spill_directory: Path) -> Worker:
+def make_worker(
+    index: int,
+    transport: Transport,
+    spill_directory: Path,
+    services: Sequence[ServiceSpec] = (),
+) -> Worker:
     """Build a worker and let it say hello."""
     endpoint = getattr(transport, "endpoint", None)
     transport.send(CONTROLLER, Hello(index, os.getpid(), endpoint, HANDSHAKE))
@@ -52,14 +59,18 @@ def make_worker(index: int, transport: Transport, spill_directory: Path) -> Work
         codec=worker_codec(),
         clock=time.monotonic,
         spill_directory=spill_directory,
+        services=services,
     )
 
 
 class ThreadLauncher:
     """One thread per worker, in this process."""
 
-    def __init__(self, hub: InProcessHub, num_workers: int) -> None:
+    def __init__(
+        self, hub: InProcessHub, num_workers: int, services: Sequence[ServiceSpec] = ()
+    ) -> None:
         self._hub = hub
+        self._services = services
         self._directory = tempfile.TemporaryDirectory(prefix="timelyml-")
         self._threads: list[threading.Thread] = []
         self._workers: dict[int, Worker] = {}
@@ -80,9 +91,13 @@ class ThreadLauncher:
     def _serve(self, index: int, controller: Controller) -> None:
         transport = self._hub.transport(index)
         try:
-            worker = make_worker(index, transport, Path(self._directory.name))
+            directory = Path(self._directory.name)
+            worker = make_worker(index, transport, directory, self._services)
             self._workers[index] = worker
-            drive(worker, transport, lambda: worker.is_stopped, time.monotonic)
+            try:
+                drive(worker, transport, lambda: worker.is_stopped, time.monotonic)
+            finally:
+                worker.leave()
         except BaseException as error:  # noqa: BLE001 - the thread must not vanish
             what = f"ended with {type(error).__name__}: {error}"
             controller.post(lambda: controller.lose_worker(index, what))
@@ -111,8 +126,9 @@ class ThreadLauncher:
 class InlineLauncher:
     """One worker that takes turns with the controller, in the same thread."""
 
-    def __init__(self, hub: InProcessHub) -> None:
+    def __init__(self, hub: InProcessHub, services: Sequence[ServiceSpec] = ()) -> None:
         self._hub = hub
+        self._services = services
         self._directory = tempfile.TemporaryDirectory(prefix="timelyml-")
         self.worker: Worker | None = None
 
@@ -121,12 +137,14 @@ class InlineLauncher:
         del controller
         transport = self._hub.transport(0)
         transport.stand_in = self._hub.transport(CONTROLLER)  # the one that waits
-        self.worker = make_worker(0, transport, Path(self._directory.name))
+        directory = Path(self._directory.name)
+        self.worker = make_worker(0, transport, directory, self._services)
 
     def close(self, *, at_once: bool) -> None:  # noqa: ARG002  see Launcher
         """Let the worker leave."""
         if self.worker is not None and not self.worker.is_stopped:
-            self.worker.step()  # it has been told to
+            self.worker.step()  # it has been told to, unless the session broke
+            self.worker.leave()
         self._hub.transport(0).close()
         self._directory.cleanup()
 

@@ -223,6 +223,14 @@ class Heartbeat:
     busy_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class ServiceMessage:
+    """What one half of a service says to another; between any two peers."""
+
+    service: str
+    body: Any
+
+
 MESSAGE_TYPES: tuple[type, ...] = (
     DataMessage,
     ProgressMessage,
@@ -244,5 +252,6 @@ MESSAGE_TYPES: tuple[type, ...] = (
     Dropped,
     Report,
     Heartbeat,
+    ServiceMessage,
 )
 """What the codec encodes; in this order on both sides."""

@@ -19,6 +19,7 @@ from timelyml.exchange import CONTROLLER, ZmqTransport
 from timelyml.runtime.boot import Boot, endpoint_from_map
 from timelyml.runtime.launch import make_worker
 from timelyml.runtime.loop import drive
+from timelyml.runtime.service import ServiceSpec
 from timelyml.runtime.shipping import worker_codec
 from timelyml.runtime.signals import die_with_parent
 from timelyml.runtime.worker import Worker
@@ -67,14 +68,16 @@ def main() -> None:
     threading.Thread(
         target=_exit_with_stdin, name="timelyml-orphan", daemon=True
     ).start()
+    services = [ServiceSpec(**values) for values in boot.services]
     transport = ZmqTransport(
         boot.worker,
-        codec=worker_codec(),
+        codec=worker_codec(services),
         token=bytes.fromhex(boot.token),
         bind=boot.bind,
     )
     transport.connect(CONTROLLER, endpoint_from_map(boot.controller))
-    worker = make_worker(boot.worker, transport, Path(boot.spill_directory))
+    directory = Path(boot.spill_directory)
+    worker = make_worker(boot.worker, transport, directory, services)
     watched = _Watched(worker)
     threading.Thread(
         target=_beat, args=(boot, watched), name="timelyml-heartbeat", daemon=True
@@ -88,6 +91,7 @@ def main() -> None:
             spin_s=boot.spin_s,
         )
     finally:
+        worker.leave()
         transport.close()
 
 

@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,6 +17,7 @@ from timelyml.exchange import CONTROLLER, ZmqTransport
 from timelyml.runtime.boot import Boot, endpoint_to_map
 from timelyml.runtime.controller import Controller
 from timelyml.runtime.launch_processes import ProcessLauncher
+from timelyml.runtime.service import ServiceSpec
 from timelyml.runtime.session import Session
 from timelyml.runtime.shipping import worker_codec
 
@@ -37,6 +38,7 @@ class ProcessOptions:
     heartbeat_timeout_s: float
     environment: Mapping[str, str] | None
     num_devices: int
+    services: Sequence[ServiceSpec] = ()
 
 
 def process_session(options: ProcessOptions) -> Session:
@@ -46,7 +48,7 @@ def process_session(options: ProcessOptions) -> Session:
     bind = f"ipc://{directory}" if options.transport == "ipc" else "tcp://127.0.0.1:*"
     try:
         transport = ZmqTransport(
-            CONTROLLER, codec=worker_codec(), token=token, bind=bind
+            CONTROLLER, codec=worker_codec(options.services), token=token, bind=bind
         )
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
@@ -66,6 +68,7 @@ def process_session(options: ProcessOptions) -> Session:
             heartbeat_fd=heartbeat_fd,
             heartbeat_s=min(1.0, options.heartbeat_timeout_s / BEATS_PER_TIMEOUT),
             spin_s=spin_seconds(options.workers, len(os.sched_getaffinity(0))),
+            services=[spec.to_map() for spec in options.services],
         )
 
     launcher = ProcessLauncher(
@@ -82,6 +85,7 @@ def process_session(options: ProcessOptions) -> Session:
         startup_timeout_s=options.startup_timeout_s,
         heartbeat_timeout_s=options.heartbeat_timeout_s,
         keeper=launcher,
+        services=options.services,
     )
     return Session(controller, transport, launcher, controller)
 

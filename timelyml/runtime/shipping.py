@@ -13,7 +13,7 @@ import io
 import pickle
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cloudpickle
@@ -24,6 +24,7 @@ from timelyml.graph import Graph
 from timelyml.runtime.config import ShippedRun
 from timelyml.runtime.culprit import Culprit, find_culprit
 from timelyml.runtime.messages import MESSAGE_TYPES
+from timelyml.runtime.service import ServiceSpec, message_types
 
 _ANONYMOUS_FILE = "<dynamic-code>"  # what cloudpickle calls the file of all code
 
@@ -89,9 +90,10 @@ def dumps(
         return file.getvalue()
 
 
-def worker_codec() -> Codec:
+def worker_codec(services: Sequence[ServiceSpec] = ()) -> Codec:
     """Return a codec for the messages between a driver and its own workers."""
-    return Codec(MESSAGE_TYPES, allow_pickle=True, dumps=dumps)
+    kinds = [*MESSAGE_TYPES, *message_types(services)]
+    return Codec(kinds, allow_pickle=True, dumps=dumps)
 
 
 def loads(data: bytes, *, resolve: Callable[[Any], Any] | None = None) -> Any:

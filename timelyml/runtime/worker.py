@@ -7,14 +7,16 @@ that the simulator drives this very class.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from timelyml.errors import InvariantError, PeerError, TimelyError
+from timelyml.errors import InvariantError, PeerError, PeerLostError, TimelyError
 from timelyml.exchange import (
     CONTROLLER,
     Codec,
+    Lane,
     LinkFailure,
     Transport,
 )
@@ -34,10 +36,12 @@ from timelyml.runtime.messages import (
     ProgressMessage,
     Ready,
     Report,
+    ServiceMessage,
     Shutdown,
     Start,
     StopSources,
 )
+from timelyml.runtime.service import ServiceHost, ServiceSpec
 from timelyml.runtime.shipping import unship
 
 
@@ -52,6 +56,7 @@ class Worker:
         codec: Codec,
         clock: Callable[[], float],
         spill_directory: Path,
+        services: Sequence[ServiceSpec] = (),
     ) -> None:
         self.index = index
         self.is_stopped = False
@@ -64,6 +69,14 @@ class Worker:
         self._started: list[Dataflow] = []
         self._finishing: set[int] = set()  # complete, but not yet known to be here
         self._broken: PeerError | None = None  # of a link: no run can work any more
+        self._services = ServiceHost(
+            services,
+            "worker",
+            index=index,
+            send=self._send_for_service,
+            wake=transport.wake,
+            clock=clock,
+        )
         self._handlers: dict[type, Callable[[int, Any], None]] = {
             DataMessage: self._on_data,
             ProgressMessage: self._on_progress,
@@ -75,6 +88,7 @@ class Worker:
             StopSources: self._on_stop_sources,
             Drop: self._on_drop,
             Inspect: self._on_inspect,
+            ServiceMessage: self._services.handle,
             Shutdown: self._on_shutdown,
             LinkFailure: self._on_link_failure,
         }
@@ -84,7 +98,7 @@ class Worker:
         incoming = self._transport.receive()
         for peer, message in incoming:
             self._handle(peer, message)
-        worked = bool(incoming)
+        worked = self._services.step() or bool(incoming)
         for dataflow in list(self._started):
             worked = self._guarded(dataflow, dataflow.step) or worked
             if dataflow.generation in self._finishing and dataflow.is_done():
@@ -93,11 +107,13 @@ class Worker:
 
     def has_work(self) -> bool:
         """Whether `step` would do something even if nothing arrives."""
-        return any(dataflow.has_work() for dataflow in self._started)
+        has_work = any(dataflow.has_work() for dataflow in self._started)
+        return has_work or self._services.has_work()
 
     def next_deadline(self) -> float | None:
         """The clock's time at which `step` has to be called again, if any."""
         deadlines = [flow.next_deadline() for flow in self._started]
+        deadlines += self._services.deadlines()
         return min((d for d in deadlines if d is not None), default=None)
 
     @property
@@ -152,6 +168,7 @@ class Worker:
             if peer != self.index and endpoint is not None:
                 self._transport.connect(peer, endpoint)
         self._transport.send(CONTROLLER, Connected(self.index))
+        self._services.joined()
 
     def _on_deploy(self, _: int, message: Deploy) -> None:
         generation = message.generation
@@ -239,6 +256,7 @@ class Worker:
             dataflow.close()
         self._dataflows.clear()
         self._started.clear()
+        self._services.close()
         self.is_stopped = True
 
     def _on_link_failure(self, peer: int, message: LinkFailure) -> None:
@@ -250,8 +268,13 @@ class Worker:
         self._broken = PeerError(msg, worker=peer, reason=message.reason)
         for generation in list(self._dataflows):
             self._report(generation, self._broken)
+        self._services.lost(peer, self._broken)
         if peer == CONTROLLER:  # nobody can tell this worker anything any more
             self.leave()
+
+    def _send_for_service(self, peer: int, message: object, lane: Lane) -> None:
+        with contextlib.suppress(PeerLostError):  # it is told that the peer is lost
+            self._transport.send(peer, message, lane)
 
     def _guarded(self, dataflow: Dataflow, action: Callable[[], Any]) -> bool:
         """Run `action`; what it raises fails this run, and no other."""
