@@ -230,6 +230,7 @@ class Dataflow:
         processes: int = 1,
         columns: bool = False,
         epoch_interval_s: float = 10.0,
+        regular: bool = False,
         credit_bytes: int = 8 << 20,
         placement: Placement | None = None,
         schema: SchemaLike | None = None,
@@ -246,6 +247,8 @@ class Dataflow:
             processes: Of the Bytewax cluster; also the shards of the stream.
             columns: Each item is a block of columns; default: each is a record.
             epoch_interval_s: Seconds per epoch of Bytewax.
+            regular: Each item is an epoch of its own, counted from 0, so that a dense
+                edge may follow; only with one process.
             credit_bytes: Bytes that may wait between each process and its shard.
             placement: Which worker holds which shard, and so starts which process.
             schema: Its columns; default: the first block of a shard fixes them.
@@ -265,6 +268,7 @@ class Dataflow:
                 processes=processes,
                 columns=columns,
                 epoch_interval_s=epoch_interval_s,
+                regular=regular,
                 credit_bytes=credit_bytes,
                 placement=placement,
                 schema=schema,

@@ -1,12 +1,17 @@
 """Trains a mixture-of-experts language model on real text, over worker processes.
 
-Run it with `python -m examples.moe_routing`; `--help` lists the options.
+Run it with `python -m examples.moe_routing`; `--help` lists the options. With `--input
+bytewax` a Bytewax dataflow reads and tokenises the text, to the same losses.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib.util
 import json
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,10 +22,13 @@ from examples.moe_routing import report, training
 from examples.moe_routing.config import Settings, data_shards_for
 from examples.moe_routing.data import Corpus, load_corpus
 from examples.moe_routing.dense import bits_per_byte
+from examples.moe_routing.inputs import TextFeed
 from examples.moe_routing.ngram import OrderTwo
 from timelyml import Cluster
+from timelyml.errors import PeerError
 
 Mode = Literal["processes", "threads"]
+Input = Literal["local", "bytewax"]
 
 SMALL = {"d_model": 32, "d_ff": 48, "d_byte": 8, "batch": 256, "steps": 40}
 TRAIN_BYTES = 4 << 20
@@ -46,6 +54,10 @@ def main(
             exists=True, help="text, file or directory; default: Python's own sources"
         ),
     ] = None,
+    input_from: Annotated[
+        Input,
+        typer.Option("--input", help="who makes the batches: workers, or Bytewax"),
+    ] = "local",
     seed: Annotated[int, typer.Option(help="of weights and batches")] = 0,
     mode: Annotated[Mode, typer.Option(help="how workers run")] = "processes",
     picture: Annotated[Path, typer.Option(help="routing over time")] = Path(
@@ -65,6 +77,11 @@ def main(
     every token crosses a sparse exchange on its way forward and back.
     """
     console = Console(stderr=as_json)
+    if input_from == "bytewax" and importlib.util.find_spec("bytewax") is None:
+        raise typer.BadParameter(
+            "--input bytewax needs Bytewax, which is not installed; install it, with a "
+            "Python below 3.13, or take --input local"
+        )
     chosen = {"d_model": d_model, "batch": batch, "steps": steps}
     sizes = {
         **(SMALL if small else {}),
@@ -80,19 +97,24 @@ def main(
             data_shards=data_shards,
             **sizes,
         )
-        corpus = _load(data, settings, shrink=8 if small else 1)
+        read = _reader(data, settings, shrink=8 if small else 1)
+        corpus = read()
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     console.print(
         f"{corpus.train.num_bytes:,} bytes to train on, "
         f"{corpus.held_out.num_bytes:,} held out, from {corpus.source}"
     )
-    figures: dict[str, Any] = {"workers": workers, "mode": mode}
-    with Cluster(workers=workers, mode=mode) as cluster:
+    figures: dict[str, Any] = {"workers": workers, "mode": mode, "input": input_from}
+    feed = None
+    if input_from == "bytewax":
+        feed = TextFeed(settings, read, corpus.train.digest)
+    with _ending_on_lost_peers(console), Cluster(workers=workers, mode=mode) as cluster:
         if verify:
-            figures["verify"] = training.verify(cluster, settings, corpus, console)
-            _show_verified(figures["verify"], console)
-        trained = training.train(cluster, settings, corpus, console=console)
+            verified = training.verify(cluster, settings, corpus, console, feed)
+            figures["verify"] = verified
+            _show_verified(verified, console)
+        trained = training.train(cluster, settings, corpus, console=console, feed=feed)
     figures |= _figures(settings, corpus, trained)
     report.show_tables(figures, trained.history, console)
     figures["picture"] = str(report.save_picture(trained.history, picture))
@@ -105,9 +127,22 @@ def main(
         raise typer.Exit(130)
 
 
-def _load(data: Path | None, settings: Settings, *, shrink: int) -> Corpus:
-    return load_corpus(
-        data,
+@contextlib.contextmanager
+def _ending_on_lost_peers(console: Console) -> Iterator[None]:
+    """End the program with a line, if a worker or the Bytewax process is lost."""
+    try:
+        yield
+    except PeerError as error:
+        console.print(f"training failed: {error}", soft_wrap=True, markup=False)
+        raise typer.Exit(1) from error
+
+
+def _reader(
+    data: Path | None, settings: Settings, *, shrink: int
+) -> Callable[[], Corpus]:
+    return functools.partial(
+        load_corpus,
+        None if data is None else data.resolve(),
         window=settings.window,
         train_bytes=TRAIN_BYTES // shrink,
         held_out_bytes=HELD_OUT_BYTES // shrink,

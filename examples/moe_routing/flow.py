@@ -4,13 +4,14 @@
                                       +========== dense, residual ========^
 
 One epoch is one training step. Data shards hold the same copy of embedding and
-head; each expert is a shard of its own. What flows back is in `backward.py`.
+head; each expert is a shard of its own. What flows back is in `backward.py`; where
+batches come from, if not from a clock, in `inputs.py`.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 from examples.moe_routing import backward, model
 from examples.moe_routing.config import Settings
 from examples.moe_routing.data import Corpus
+from examples.moe_routing.inputs import TextFeed, add_batches
 from examples.moe_routing.updates import Update, as_numpy
 from timelyml.graph import (
     Broadcast,
@@ -35,31 +37,10 @@ from timelyml.ml.compiled import Compiled, compiled
 from timelyml.ml.firing import Firing, Rule, add_firing_operator
 from timelyml.ml.moe import expert_forward, plan_dispatch
 from timelyml.operators.outputs import collect
-from timelyml.operators.sources import source
 from timelyml.progress import epoch_of
 
 REPORT = "reports"
 WEIGHTS = ("embed weights", "expert weights", "head weights")
-
-
-@dataclass(frozen=True, slots=True)
-class Batches:
-    """Looks up each data shard's part of a step's batch."""
-
-    settings: Settings
-    corpus: Corpus
-
-    def __call__(self, firing: Firing) -> None:
-        """Send the shard's batch."""
-        settings, shard = self.settings, firing.shard
-        batch = self.corpus.step_batch(
-            epoch_of(firing.time),
-            batch=settings.batch,
-            seed=settings.seed,
-            shard=shard.index,
-            num_shards=shard.num_shards,
-        )
-        firing.send(0, batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,37 +129,38 @@ def _start_expert(settings: Settings, update: Update, shard: Any) -> None:
     update.start(shard, model.init_expert(settings, shard.index))
 
 
-def build(settings: Settings, corpus: Corpus, *, steps: int | None = None) -> Graph:
+def build(
+    settings: Settings,
+    corpus: Corpus,
+    *,
+    steps: int | None = None,
+    feed: TextFeed | None = None,
+) -> Graph:
     """Build the dataflow that trains for some steps and collects what it learnt.
 
     Args:
         settings: Sizes of the model.
-        corpus: Text to train on; travels with the graph.
+        corpus: Text to train on; travels with the graph, unless there is a feed.
         steps: Stop after so many; by default after those of the settings.
+        feed: Gives the batches in its place.
 
     Returns:
         A graph that collects `REPORT`, one record per step, and, once it has
         trained, `WEIGHTS`: (part, index, weights).
     """
     builder = GraphBuilder("moe_routing")
-    clock = source(
+    batches = add_batches(
         builder,
-        functools.partial(_tick, settings.steps if steps is None else steps),
-        regular=True,
-        num_shards=1,
-        name="clock",
+        settings,
+        corpus,
+        steps=settings.steps if steps is None else steps,
+        feed=feed,
     )
-    reports, weights = add_training(builder, settings, corpus, clock)
+    reports, weights = add_training(builder, settings, batches)
     collect(reports, name=REPORT)
     for stream, name in zip(weights, WEIGHTS, strict=True):
         collect(stream, name=name)
     return builder.build()
-
-
-def _tick(steps: int, shard: int, num_shards: int) -> Iterator[list[int]]:
-    """Yield the number of each step: one epoch each, from the only shard."""
-    del shard, num_shards
-    return ([step] for step in range(steps))
 
 
 def weights_of(result: Mapping[str, list[Any]]) -> dict[str, Any]:
@@ -193,28 +175,17 @@ def weights_of(result: Mapping[str, list[Any]]) -> dict[str, Any]:
 
 
 def add_training(
-    builder: GraphBuilder, settings: Settings, corpus: Corpus, clock: StreamRef
+    builder: GraphBuilder, settings: Settings, batches: StreamRef
 ) -> tuple[StreamRef, tuple[StreamRef, ...]]:
     """Add the whole training step; give the reports and the streams of weights.
 
     Args:
         builder: Of the dataflow.
         settings: Sizes of the model.
-        corpus: Text to train on.
-        clock: One record per step.
+        batches: Each data shard's part of the batch of each step.
     """
-    shards = settings.data_shards
     update = Update.of(settings)
     loops = backward.open_loops(builder, settings)
-    (batches,) = add_firing_operator(
-        builder,
-        "batches",
-        [InputSpec(clock, Broadcast(dense=True))],
-        [Rule((0,), Batches(settings, corpus), outputs=(0,))],
-        num_outputs=1,
-        num_shards=shards,
-        regular=True,
-    )
     embed = compiled(functools.partial(model.embed, settings))
     balance = compiled(functools.partial(model.balance_of, settings))
     # Half of the mean load: below it, compiling costs more than padding.

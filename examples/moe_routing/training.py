@@ -14,6 +14,7 @@ from rich.console import Console
 from examples.moe_routing import dense, flow
 from examples.moe_routing.config import Settings
 from examples.moe_routing.data import Corpus
+from examples.moe_routing.inputs import TextFeed
 from examples.moe_routing.report import History, bytes_moved, follow
 from timelyml import Cluster
 from timelyml.runtime.signals import Interrupts
@@ -60,6 +61,7 @@ def train(
     *,
     console: Console,
     steps: int | None = None,
+    feed: TextFeed | None = None,
 ) -> Trained:
     """Train on the workers of a cluster; blocks, and shows how far it is.
 
@@ -69,7 +71,7 @@ def train(
     began = time.perf_counter()
     with (
         Interrupts(terminate=True) as interrupts,
-        cluster.start(flow.build(settings, corpus, steps=steps)) as run,
+        cluster.start(flow.build(settings, corpus, steps=steps, feed=feed)) as run,
     ):
         follow(
             run,
@@ -90,7 +92,11 @@ def train(
 
 
 def verify(
-    cluster: Cluster, settings: Settings, corpus: Corpus, console: Console
+    cluster: Cluster,
+    settings: Settings,
+    corpus: Corpus,
+    console: Console,
+    feed: TextFeed | None = None,
 ) -> dict[str, Any]:
     """Train a few steps twice, on the cluster and as one dense program; compare.
 
@@ -99,7 +105,7 @@ def verify(
         are within the tolerance.
     """
     steps = min(VERIFIED_STEPS, settings.steps)
-    ours = train(cluster, settings, corpus, console=console, steps=steps)
+    ours = train(cluster, settings, corpus, console=console, steps=steps, feed=feed)
     steps = len(ours.history.losses)
     weights, losses = dense.train(settings, corpus, steps=steps)
     loss_difference = float(

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from timelyml import Cluster, Dataflow
+from timelyml import Cluster, Dataflow, Logic
 from timelyml.errors import (
     ConfigError,
     GraphError,
@@ -21,6 +21,7 @@ from timelyml.errors import (
     ShippingError,
 )
 from timelyml.exchange import Codec
+from timelyml.graph import Exchange
 from timelyml.io.bytewax_feed import QUEUE_TAG
 from timelyml.io.bytewax_messages import MESSAGES, FedBlock
 from timelyml.testing import eventually
@@ -120,6 +121,59 @@ def test_columns_come_as_they_were_sent(cluster):
         assert not batch["x"].flags.writeable
 
 
+def fire(shard, delivery):
+    shard.notify_at(delivery.time)
+    shard.state.setdefault(delivery.time, []).append(delivery.payload)
+
+
+def send_sum(shard, time):
+    blocks = shard.state.pop(time)
+    total = sum(int(block.sum()) for block in blocks)
+    shard.output().send(time, [(shard.index, len(blocks), total)])
+
+
+def test_items_of_a_regular_stream_are_epochs_with_an_even_block_for_each_shard(
+    cluster,
+):
+    items = [np.arange(n) for n in (4, 0, 1, 40_000)]
+    flow = Dataflow(num_shards=2)
+    fed = flow.bytewax(
+        sending(items, batch_size=3), columns=True, regular=True, credit_bytes=160_000
+    )
+    (sums,) = flow.operator(
+        Logic(on_batch=fire, on_notify=send_sum),
+        inputs=[fed],
+        pacts=[Exchange(lambda rows, n: rows % n, dense=True)],
+        num_shards=2,
+        states=("state",),
+        regular=True,
+    )
+    sums.collect()
+
+    batches = cluster.run(flow).batches("out")
+
+    found = {(time, shard): total for time, [(shard, _, total)] in batches}
+    assert found == {
+        (time, shard): int(item[item % 2 == shard].sum())
+        for time, item in enumerate(items)
+        for shard in (0, 1)
+    }
+    pieces = {time: count for time, [(_, count, _)] in batches}
+    assert pieces == {0: 1, 1: 1, 2: 1, 3: 8}
+
+
+def test_records_of_a_regular_stream_are_epochs_too(cluster):
+    flow = Dataflow()
+    flow.bytewax(sending("abc", batch_size=2), regular=True).collect()
+
+    assert cluster.run(flow).batches("out") == [(0, ["a"]), (1, ["b"]), (2, ["c"])]
+
+
+def test_several_processes_cannot_be_regular():
+    with pytest.raises(ConfigError, match="'bytewax' cannot be regular; got 2 proc"):
+        Dataflow().bytewax(sends_nothing, processes=2, regular=True)
+
+
 def test_arrays_travel_without_pickle_and_without_being_copied_into_the_body():
     block = FedBlock(3, 80_000, {"x": np.zeros(10_000), "n": np.arange(5)})
     records = FedBlock(3, 80_000, [np.ones(10_000), ("word", np.arange(5))])
@@ -211,6 +265,30 @@ def test_a_killed_process_fails_the_run_with_its_name_within_seconds(cluster, tm
     os.kill(process, signal.SIGKILL)
     with pytest.raises(PeerError, match="process 0 of 'tokens' was killed by SIGKILL"):
         run.result(timeout_s=20)
+    assert time.monotonic() - killed < WITHIN_S
+
+
+def linger(shard, delivery):
+    """A consumer that takes its time for each block."""
+    until = shard.now() + 0.1
+    while shard.now() < until:
+        yield
+
+
+def test_a_killed_process_fails_the_run_before_all_that_it_sent_was_worked_off(
+    cluster, tmp_path
+):
+    flow = Dataflow()
+    fed = flow.bytewax(endless(tmp_path / "made"), epoch_interval_s=0, name="tokens")
+    flow.operator(Logic(on_batch=linger), inputs=[fed], outputs=0)
+    run = cluster.start(flow, max_epochs_ahead=2)
+    assert eventually(lambda: told(tmp_path / "made")[1] >= 500, 20)
+    process, _ = told(tmp_path / "made")
+
+    killed = time.monotonic()
+    os.kill(process, signal.SIGKILL)
+    with pytest.raises(PeerError, match="process 0 of 'tokens' was killed by SIGKILL"):
+        run.result(timeout_s=50)
     assert time.monotonic() - killed < WITHIN_S
 
 

@@ -21,6 +21,7 @@ class GuestBoot:
         epoch_interval_s: How long an epoch of Bytewax is.
         credit_bytes: Bytes that may be under way to the worker.
         has_columns: Whether each item is a block of columns, rather than a record.
+        is_regular: Whether each item is an epoch of its own.
         token: Shared secret of the link, in hex.
         bind: Where its transport binds.
         host: The worker's endpoint, as a mapping.
@@ -34,6 +35,7 @@ class GuestBoot:
     epoch_interval_s: float
     credit_bytes: int
     has_columns: bool
+    is_regular: bool
     token: str = field(repr=False)
     bind: str
     host: dict[str, Any]

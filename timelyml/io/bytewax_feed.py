@@ -48,6 +48,7 @@ def bytewax(
     processes: int = 1,
     columns: bool = False,
     epoch_interval_s: float = 10.0,
+    regular: bool = False,
     credit_bytes: int = CREDIT_BYTES,
     placement: Placement | None = None,
     schema: SchemaLike | None = None,
@@ -72,6 +73,8 @@ def bytewax(
         columns: Each item is a block of columns (an array, or a pytree of arrays of
             equal leading axes). Default: each item is a record.
         epoch_interval_s: How long an epoch of Bytewax is; 0: each batch of a source.
+        regular: Each item is an epoch of its own, counted from 0, whatever its epoch in
+            Bytewax, so that a dense edge may follow; only with one process.
         credit_bytes: Bytes that may wait between each process and its shard.
         placement: Which worker holds which shard, and so starts which process.
         schema: Columns of what is sent; default: the first block of a shard fixes
@@ -94,6 +97,13 @@ def bytewax(
             operator=who,
             option="epoch_interval_s",
         )
+    if regular and processes > 1:
+        raise ConfigError(
+            f"operator {who!r} cannot be regular; got {processes} processes, whose items "
+            f"have no order; expected one; drop one of the options",
+            operator=who,
+            option="regular",
+        )
     if importlib.util.find_spec("bytewax") is None:
         raise ConfigError(
             f"operator {who!r} needs Bytewax; got no module of that name; expected it "
@@ -105,6 +115,7 @@ def bytewax(
         _pickled(who, build),
         columns,
         float(epoch_interval_s),
+        regular,
         credit_bytes,
         Guards("source", declared),
     )
@@ -115,6 +126,7 @@ def bytewax(
         is_source=True,
         states=("state",),
         num_shards=processes,
+        regular=regular,
         placement=placement,
     )
     if processes == 1:
@@ -138,6 +150,7 @@ class _Fed(Live):
     guest: GuestProcess | None = None
     ports: dict[int, int] = field(default_factory=dict)
     reserved: socket.socket | None = None
+    stop_at: int | None = None
     wanted: int = 0  # by others that may not open it before we are there
     asked_for: int = 0
 
@@ -175,6 +188,7 @@ class _Feeding:
     build: bytes
     has_columns: bool
     epoch_interval_s: float
+    is_regular: bool
     credit_bytes: int
     guards: Guards
     guests: list[GuestProcess] = field(default_factory=list)
@@ -196,7 +210,8 @@ class _Feeding:
 
     def start_one(self, shard: Shard) -> None:
         fed = shard.state["live"] = _Fed([shard.initial_capability()])
-        fed.go_to(FIRST_EPOCH)
+        if not self.is_regular:
+            fed.go_to(FIRST_EPOCH)
         self._start(shard, fed, [])
 
     def start_several(self, shard: Shard) -> None:
@@ -235,6 +250,7 @@ class _Feeding:
             epoch_interval_s=self.epoch_interval_s,
             credit_bytes=self.credit_bytes,
             has_columns=self.has_columns,
+            is_regular=self.is_regular,
             token="",
             bind="",
             host={},
@@ -249,14 +265,20 @@ class _Feeding:
         fed: _Fed = shard.state["live"]
         if fed.guest is None or not fed.rights:
             return
+        if fed.stop_at is not None and fed.epoch >= fed.stop_at:
+            fed.end()
+            return
         match fed.guest.peek():
-            case FedBlock(epoch, _, payload):
+            case FedBlock(epoch, _, payload, is_last):
                 fed.go_to(epoch)
                 if not shard.can_start_epoch(fed.epoch):
                     _ask_to_pass(shard, fed)
                     return  # activated again once it may
                 self.guards.of(shard.index, shard.operator).check(payload)
-                shard.output().send(fed.epoch, payload)
+                is_open = self.is_regular and not is_last
+                shard.output().send(fed.epoch, payload, is_last=not is_open)
+                if is_last:
+                    fed.go_to(epoch + 1)
             case Passed(epoch):
                 fed.go_to(epoch)
             case Finished():
@@ -298,9 +320,13 @@ def _failure(shard: Shard, broken: Broken) -> Exception:
 
 
 def _obey(shard: Shard, body: tuple[Any, ...]) -> None:
-    if body[0] == "stop":
-        fed: _Fed = shard.state["live"]
-        fed.end()
+    fed: _Fed = shard.state["live"]
+    match body:
+        case ("stop", None):
+            fed.end()
+        case ("stop", epoch):  # regular: what the others read of it must be whole
+            fed.stop_at = epoch
+            shard.activate()
 
 
 def _pickled(who: str, build: Build) -> bytes:

@@ -64,7 +64,8 @@ class GuestProcess:
         self._boot = boot
         self._build = build
         self._wake = wake
-        self._arrived: deque[GuestMessage | Lost] = deque()  # atomic: needs no lock
+        self._arrived: deque[GuestMessage] = deque()  # atomic: needs no lock
+        self._failure: Broken | Lost | None = None
         self._refunds: deque[int] = deque()
         self._queued_bytes = 0  # sent by the process and not taken in; ours alone
         self._owed = 0  # of the worker's thread
@@ -77,7 +78,9 @@ class GuestProcess:
         self._thread.start()
 
     def peek(self) -> GuestMessage | Lost | None:
-        """Return the next message without taking it."""
+        """Return the next message without taking it; a failure overtakes all others."""
+        if self._failure is not None:
+            return self._failure
         return self._arrived[0] if self._arrived else None
 
     def take(self) -> None:
@@ -169,7 +172,10 @@ class GuestProcess:
             self._queued_bytes += message.size_bytes
             self.peak_queued_bytes = max(self.peak_queued_bytes, self._queued_bytes)
         self._is_over = isinstance(message, Finished | Broken | Lost)
-        self._arrived.append(message)
+        if isinstance(message, Broken | Lost):
+            self._failure = message
+        else:
+            self._arrived.append(message)
         self._wake()
 
     def _refund(self, transport: ZmqTransport) -> None:

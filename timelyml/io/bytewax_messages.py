@@ -28,11 +28,12 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class FedBlock:
-    """Records or columns of one epoch of Bytewax, and the credit that they cost."""
+    """Records or columns of one epoch, the credit that they cost, whether it is over."""
 
     epoch: int
     size_bytes: int
     payload: Any
+    is_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,13 +66,26 @@ class Outlet:
             PeerError: The worker is gone.
         """
         for piece in pieces(payload, self._piece_bytes):
-            size = size_bytes(piece)
+            self._send(epoch, piece, is_last=False)
+
+    def send_whole(self, epoch: int, payload: Any) -> None:
+        """Send all of an epoch, as `send` does, even if it is empty.
+
+        Raises:
+            PeerError: The worker is gone.
+        """
+        parts = list(pieces(payload, self._piece_bytes)) or [payload]
+        for index, piece in enumerate(parts, start=1):
+            self._send(epoch, piece, is_last=index == len(parts))
+
+    def _send(self, epoch: int, piece: Any, *, is_last: bool) -> None:
+        size = size_bytes(piece)
+        self._hear()
+        while not self._ledger.can_send(size):
+            self._transport.wait(WAIT_S)
             self._hear()
-            while not self._ledger.can_send(size):
-                self._transport.wait(WAIT_S)
-                self._hear()
-            self._ledger.spend(size)
-            self.tell(FedBlock(epoch, size, piece))
+        self._ledger.spend(size)
+        self.tell(FedBlock(epoch, size, piece, is_last))
 
     def close(self) -> None:
         """Flush what was sent."""
@@ -135,7 +148,11 @@ class OutletSink:
 
     def build_part(self, *_: Any) -> OutletPartition:
         """Return the only partition."""
-        return OutletPartition(self._outlet, has_columns=self._boot.has_columns)
+        return OutletPartition(
+            self._outlet,
+            has_columns=self._boot.has_columns,
+            is_regular=self._boot.is_regular,
+        )
 
     def box(self, items: list[Any]) -> list[tuple[str, Box]]:
         """Put a batch in a box that stays in this process."""
@@ -150,24 +167,37 @@ class OutletSink:
 class OutletPartition:
     """Writes boxes in order of their epochs, and tells when an epoch is over."""
 
-    def __init__(self, outlet: Outlet, *, has_columns: bool) -> None:
+    def __init__(
+        self, outlet: Outlet, *, has_columns: bool, is_regular: bool = False
+    ) -> None:
         self._outlet = outlet
         self._has_columns = has_columns
-        self._epoch = 0
+        self._is_regular = is_regular
+        self._epoch = 0  # of Bytewax
+        self._num_items = 0
 
     def write_batch(self, boxes: list[Box]) -> None:
         """Send what is in the boxes; blocks until there is credit."""
         for box in boxes:
             self._epoch = box.epoch
-            if not self._has_columns:
+            if self._is_regular:
+                self._write_epochs(box.items)
+            elif self._has_columns:
+                for item in box.items:
+                    self._outlet.send(box.epoch, as_payload(item))
+            else:
                 self._outlet.send(box.epoch, box.items)
-                continue
-            for item in box.items:
-                self._outlet.send(box.epoch, as_payload(item))
+
+    def _write_epochs(self, items: list[Any]) -> None:
+        for item in items:
+            payload = as_payload(item) if self._has_columns else [item]
+            self._outlet.send_whole(self._num_items, payload)
+            self._num_items += 1
 
     def snapshot(self) -> None:
         """Tell that the epoch is over, which is when Bytewax asks for this."""
-        self._outlet.tell(Passed(self._epoch + 1))
+        if not self._is_regular:  # there each item tells it
+            self._outlet.tell(Passed(self._epoch + 1))
 
     def close(self) -> None:
         """Do nothing: the end of the dataflow is told once it has ended."""
