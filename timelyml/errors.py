@@ -170,6 +170,26 @@ class ProgramError(TimelyError):
     """A program of compiled functions asks for what it cannot have."""
 
 
+class TraceError(ProgramError):
+    """A compiled function or a program cannot be traced.
+
+    `__cause__` is what JAX or the function raised; `where` is the user's line.
+    """
+
+    function: str = ""
+    where: str = ""
+
+
+class ComputationError(ProgramError):
+    """A check or a host callback of a compiled function failed while it ran.
+
+    `where` is the user's line.
+    """
+
+    function: str = ""
+    where: str = ""
+
+
 class AdmissionError(ProgramError):
     """A client has as much waiting as it may."""
 

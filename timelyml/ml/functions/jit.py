@@ -1,0 +1,277 @@
+"""`JitFunction`: what `ml.jit` returns, traced here and run by whoever is there to.
+
+The tracing side knows nothing of workers. A function belongs to a slice, a slice to a
+client, and a client is a `Runner`; while a program is traced, its recorder is the
+runner. Both are given a `TracedCall` and return one value for each result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+
+from timelyml.errors import ConfigError, HandleError, TraceError
+from timelyml.ml.functions.blame import name_of
+from timelyml.ml.functions.computation import ArrayType, Computation, Spec
+from timelyml.ml.functions.options import Options, Splitter, as_options
+from timelyml.ml.functions.settings import current_settings, settings_key
+from timelyml.ml.functions.specs import logical_mesh
+from timelyml.ml.functions.tracing import Traced, trace
+from timelyml.ml.functions.types import type_of
+
+
+class Runner(Protocol):
+    """Who executes traced calls: a client, or the recorder of a program."""
+
+    def call(self, call: TracedCall) -> Sequence[Any]:
+        """Start a call; return a value, in order, for each result of the function."""
+
+
+class SliceLike(Protocol):
+    """A virtual slice, as far as tracing looks at it."""
+
+    @property
+    def name(self) -> str:
+        """Its name, unique among the slices of all clients."""
+
+    @property
+    def mesh(self) -> jax.sharding.AbstractMesh:
+        """Its mesh, without devices."""
+
+    @property
+    def platform(self) -> str:
+        """What JAX calls its kind of device: "cpu", "cuda" or "tpu"."""
+
+    @property
+    def client(self) -> Runner:
+        """Whose it is."""
+
+
+@runtime_checkable
+class Operand(Protocol):
+    """A value on a slice: a handle, or a placeholder of a program."""
+
+    @property
+    def type(self) -> ArrayType:
+        """Its shape and element type."""
+
+    @property
+    def spec(self) -> Spec:
+        """How it is sharded over the mesh of its slice."""
+
+    @property
+    def client(self) -> Runner:
+        """Whose it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class TracedCall:
+    """A call of a compiled function, ready to be run.
+
+    Attributes:
+        computation: What is to run.
+        slice: Where.
+        operands: The arguments that are arrays, flat: operands, or host values that
+            become `computation.in_types`. An operand need not lie as `in_specs` says,
+            nor on this slice; whoever runs the call moves it.
+        out_tree: The structure of the results.
+    """
+
+    computation: Computation
+    slice: SliceLike
+    operands: tuple[Any, ...]
+    out_tree: Any
+
+    def results(self, values: Iterable[Any]) -> Any:
+        """Return what the function returns, of one value for each result."""
+        return jax.tree.unflatten(self.out_tree, values)
+
+
+_RECORDER: ContextVar[Runner | None] = ContextVar("timelyml_recorder", default=None)
+
+
+@contextlib.contextmanager
+def recording(recorder: Runner) -> Iterator[None]:
+    """Have all calls of compiled functions in this context go to a recorder."""
+    token = _RECORDER.set(recorder)
+    try:
+        yield
+    finally:
+        _RECORDER.reset(token)
+
+
+def recorder() -> Runner | None:
+    """Return the recorder of the program that is being traced, if one is."""
+    return _RECORDER.get()
+
+
+class JitFunction:
+    """A function compiled for a slice; calling it runs it there.
+
+    It is traced once for each structure, types and shardings of its arguments, values
+    of static arguments, and settings of JAX.
+
+    Attributes:
+        function: The Python function.
+        slice: Where it runs.
+        options: As given to `jit`.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], slice_: SliceLike, options: Options
+    ) -> None:
+        self.function = function
+        self.slice = slice_
+        self.options = options
+        self._split = Splitter(function, options)
+        self._traced: dict[Any, Traced] = {}
+        functools.update_wrapper(self, function, updated=())
+
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        return name_of(self.function)
+
+    def __repr__(self) -> str:
+        return f"JitFunction({self.name!r} on {self.slice.name!r})"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Start the function; return its results, whose values may come later.
+
+        Raises:
+            TraceError: It cannot be traced for these arguments.
+            HandleError: An argument belongs to another client.
+        """
+        call = self.trace_call(*args, **kwargs)
+        runner = _RECORDER.get() or self.slice.client
+        return call.results(runner.call(call))
+
+    def trace_call(self, *args: Any, **kwargs: Any) -> TracedCall:
+        """Trace the function for these arguments, unless it was before.
+
+        Raises:
+            TraceError: It cannot be traced for these arguments.
+            HandleError: An argument belongs to another client.
+            ConfigError: A sharding does not fit the slice or an argument.
+        """
+        static: Any = ()
+        if self._split.has_static:
+            split = self._split(args, kwargs)
+            static = split.static_args, split.static_kwargs
+            leaves, tree = jax.tree.flatten((split.args, split.kwargs))
+        else:  # splitting would cost a tenth of the call
+            leaves, tree = jax.tree.flatten((args, kwargs))
+        types = tuple([self._type_of(each) for each in leaves])
+        specs = tuple([getattr(each, "spec", None) for each in leaves])
+        key = tree, types, specs, static, settings_key()
+        try:
+            traced = self._traced.get(key)
+        except TypeError as error:
+            raise TraceError(
+                f"function {self.name!r} has a static argument that cannot be hashed; "
+                f"got {static!r}; expected values such as numbers, strings and tuples; "
+                f"make it hashable, or an array",
+                function=self.name,
+            ) from error
+        if traced is None:
+            traced = self._trace(args, kwargs)
+            self._traced[key] = traced
+        return TracedCall(
+            traced.computation, self.slice, tuple(leaves), traced.out_tree
+        )
+
+    def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
+        return trace(
+            self.function,
+            args,
+            kwargs,
+            mesh=logical_mesh(self.slice.mesh),
+            settings=current_settings(),
+            options=self.options,
+            platform=self.slice.platform,
+        )
+
+    def _type_of(self, leaf: Any) -> ArrayType:
+        if isinstance(getattr(leaf, "type", None), ArrayType):
+            if leaf.client is not self.slice.client:
+                raise HandleError(
+                    f"function {self.name!r} is called with a value of another client; "
+                    f"got {leaf!r}; expected one of its own client; publish it there "
+                    f"and open it here",
+                    function=self.name,
+                )
+            return leaf.type  # type: ignore[no-any-return]  # checked above
+        if isinstance(leaf, jax.core.Tracer):
+            raise TraceError(
+                f"function {self.name!r} is called while JAX traces another function; "
+                f"got {leaf!r}; expected an array; call its `function` there, or "
+                f"return from the other one first",
+                function=self.name,
+            )
+        try:
+            return type_of(leaf)
+        except TypeError as error:
+            raise TraceError(
+                f"function {self.name!r} is called with what is no array; got a "
+                f"{type(leaf).__name__}: {leaf!r}; expected arrays and trees of them; "
+                f"register its class with jax.tree_util, or make it a static argument",
+                function=self.name,
+            ) from error
+
+
+def jit(
+    function: Callable[..., Any] | None = None,
+    *,
+    slice: SliceLike,  # noqa: A002 - what users call it
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+) -> Any:
+    """Compile a function for a slice, as `jax.jit` does for local devices.
+
+    Args:
+        function: A pure function of arrays and trees of arrays. Left out, a decorator
+            is returned.
+        slice: Where it runs, and whose mesh its shardings speak of.
+        in_shardings: Of the arguments; left open, those that they have, and for host
+            arrays what XLA chooses.
+        out_shardings: Of the results; left open, what XLA chooses.
+        static_argnums: Positions of arguments that are no arrays; each value of them is
+            traced anew.
+        static_argnames: The same by name.
+        donate_argnums: Positions of arguments whose memory the results may take.
+        donate_argnames: The same by name.
+
+    Raises:
+        ConfigError: `function` cannot be called, or an option is malformed.
+    """
+    options = as_options(
+        in_shardings=in_shardings,
+        out_shardings=out_shardings,
+        static_argnums=static_argnums,
+        static_argnames=static_argnames,
+        donate_argnums=donate_argnums,
+        donate_argnames=donate_argnames,
+    )
+    if function is None:
+        return lambda fun: JitFunction(_callable(fun), slice, options)
+    return JitFunction(_callable(function), slice, options)
+
+
+def _callable(function: Any) -> Callable[..., Any]:
+    if not callable(function) or isinstance(function, JitFunction):
+        raise ConfigError(
+            f"jit: not a function; got {function!r}; expected a callable of arrays; "
+            f"pass the function itself, not its result",
+            option="function",
+        )
+    return function  # type: ignore[no-any-return]  # an Any that can be called

@@ -1,0 +1,268 @@
+"""Loading: from a `Computation` to an executable on the devices of this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export
+from jax.sharding import Mesh, NamedSharding
+
+from timelyml.errors import ComputationError, PlacementError, TimelyError
+from timelyml.ml import jax_private
+from timelyml.ml.functions.blame import check_failure, compile_error
+from timelyml.ml.functions.checks import Checked, checks_of
+from timelyml.ml.functions.computation import ArrayType, Checks, Computation, Spec
+from timelyml.ml.functions.settings import applied
+from timelyml.ml.functions.shipped import unship_function
+from timelyml.ml.functions.specs import abstract_mesh, named_sharding
+from timelyml.ml.functions.types import abstract_array, dtype_named, is_key, shaped
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeeds:
+    """What a computation takes on each of its devices, by XLA's own analysis.
+
+    Attributes:
+        argument_bytes: Of all arguments, those that are donated included.
+        output_bytes: Of all outputs, those in donated memory included.
+        aliased_bytes: Of outputs that lie in donated memory.
+        temporary_bytes: While it runs.
+    """
+
+    argument_bytes: int
+    output_bytes: int
+    aliased_bytes: int
+    temporary_bytes: int
+
+    @property
+    def new_bytes(self) -> int:
+        """What has to be free for it to run, beside its arguments."""
+        return self.output_bytes - self.aliased_bytes + self.temporary_bytes
+
+
+class Executable:
+    """A computation, compiled for certain devices. Calling it only starts it.
+
+    Attributes:
+        computation: What was compiled.
+        devices: In the order of the mesh.
+        in_shardings: What arguments have to lie in.
+        out_shardings: What results will lie in.
+        memory: What it needs on each device.
+    """
+
+    def __init__(
+        self,
+        computation: Computation,
+        devices: tuple[jax.Device, ...],
+        mesh: Mesh,
+        compiled: Any,
+        checks: Checks | None,
+    ) -> None:
+        self.computation = computation
+        self.devices = devices
+        self.in_shardings = _shardings(mesh, computation.in_specs)
+        self.out_shardings = _shardings(mesh, computation.out_specs)
+        self.memory = _memory_needs(compiled)
+        self._compiled = compiled
+        self._checks = checks
+
+    def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
+        """Start the computation; return its outputs, which may not be ready yet.
+
+        Args:
+            arrays: One for each argument, in its sharding. Those that are donated are
+                not to be used again.
+        """
+        return list(self._compiled(*arrays))
+
+    def check(self, outputs: Sequence[Any]) -> ComputationError | None:
+        """Return what a `checkify.check` of the function found, or None.
+
+        Waits until the outputs are computed.
+
+        Args:
+            outputs: What the call returned.
+        """
+        failure = self._checks and self._checks.first_failure(outputs)
+        return check_failure(self.computation.name, *failure) if failure else None
+
+
+def load(computation: Computation, devices: Sequence[jax.Device]) -> Executable:
+    """Compile a computation; takes tenths of a second at least.
+
+    Args:
+        computation: One with host callbacks brings code, which is run.
+        devices: As many as its mesh has, in row-major order of its axes.
+
+    Raises:
+        PlacementError: There are more or fewer.
+        TraceError: XLA refuses to compile it.
+        ShippingError: Its code needs a module that is not here.
+    """
+    logical = computation.mesh
+    if len(devices) != logical.size:
+        raise PlacementError(
+            f"computation {computation.name!r} cannot be placed; got {len(devices)} "
+            f"devices; expected {logical.size} for mesh {logical}",
+        )
+    grid = np.array(devices, dtype=object).reshape(logical.axis_sizes)
+    mesh = Mesh(grid, logical.axis_names, axis_types=abstract_mesh(logical).axis_types)
+    try:
+        with applied(computation.settings):
+            lowered, checks = _lowered(computation, mesh)
+            compiled = lowered.compile()
+    except TimelyError:
+        raise
+    except Exception as error:
+        raise compile_error(computation.name, error) from error
+    return Executable(computation, tuple(devices), mesh, compiled, checks)
+
+
+class Executables:
+    """Executables of a process, each compiled once, by whichever thread asks first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loaded: dict[tuple[str, tuple[int, ...]], Future[Executable]] = {}
+
+    def load(
+        self, computation: Computation, devices: Sequence[jax.Device]
+    ) -> Executable:
+        """Return the executable; compile it, or wait for the thread that does.
+
+        Raises:
+            TimelyError: As `load`, at every try.
+        """
+        key = computation.identity, tuple(device.id for device in devices)
+        with self._lock:
+            future = self._loaded.get(key)
+            is_first = future is None
+            if future is None:
+                future = self._loaded[key] = Future()
+        if is_first:
+            try:
+                future.set_result(load(computation, devices))
+            except BaseException as error:
+                with self._lock:
+                    del self._loaded[key]
+                future.set_exception(error)
+                raise
+        return future.result()
+
+    def find(
+        self, computation: Computation, devices: Sequence[jax.Device]
+    ) -> Executable | None:
+        """Return the executable if it is compiled; never waits."""
+        key = computation.identity, tuple(device.id for device in devices)
+        future = self._loaded.get(key)
+        if future is None or not future.done() or future.exception() is not None:
+            return None
+        return future.result()
+
+    def forget(self, identity: str) -> None:
+        """Drop what was compiled of a computation, on whatever devices."""
+        with self._lock:
+            for key in [key for key in self._loaded if key[0] == identity]:
+                del self._loaded[key]
+
+
+def put(
+    value: Any, array_type: ArrayType, sharding: jax.sharding.Sharding
+) -> jax.Array:
+    """Put a host array on devices as that type, whatever the settings of the process.
+
+    Args:
+        value: Of the type, or one that it is rounded to; of keys, their words.
+        array_type: What it becomes.
+        sharding: Where it goes.
+    """
+    physical = array_type.physical
+    host = np.asarray(value, dtype_named(physical.dtype))
+    with jax.enable_x64(True):  # or 64-bit elements would be cut
+        placed: Any = host
+        if array_type.key_impl is not None:
+            words = jax.device_put(host, _first_device(sharding))
+            placed = jax.random.wrap_key_data(words, impl=array_type.key_impl)
+        array: jax.Array = jax.device_put(placed, sharding)
+    return array
+
+
+def to_host(array: jax.Array) -> np.ndarray[Any, Any]:
+    """Return the elements of an array; of typed keys, their words. Waits for them."""
+    if is_key(array.dtype):
+        return np.asarray(jax.random.key_data(array))
+    return np.asarray(array)
+
+
+def _lowered(computation: Computation, mesh: Mesh) -> tuple[Any, Checks | None]:
+    """Lower for real devices; return the checks too, numbered as they are in there."""
+    avals = [
+        abstract_array(each, named_sharding(mesh, spec))
+        for each, spec in zip(computation.in_types, computation.in_specs, strict=True)
+    ]
+    if computation.pickled_code is None:
+        fun, checks = _exported(computation).call, computation.checks
+    else:
+        fun, checks = _traced_here(computation.pickled_code, avals, mesh)
+    jitted = jax.jit(
+        fun,
+        out_shardings=tuple(_shardings(mesh, computation.out_specs)),
+        donate_argnums=computation.donated,
+    )
+    return jitted.lower(*avals), checks
+
+
+def _traced_here(
+    pickled_code: bytes, avals: Sequence[Any], mesh: Mesh
+) -> tuple[Any, Checks | None]:
+    """Trace a function that travelled as code; its checks get numbers of this process."""
+    shipped = unship_function(pickled_code)
+    with jax.set_mesh(mesh):
+        traced = jax.jit(shipped).trace(*avals)
+    checks = None
+    if isinstance(shipped.fun, Checked):
+        results, error = traced.out_tree.children()
+        checks = checks_of(error, results.num_leaves)
+    return jax_private.flat_function(traced.jaxpr), checks
+
+
+def _exported(computation: Computation) -> export.Exported:
+    mesh = abstract_mesh(computation.mesh)
+    return jax_private.exported_of(
+        name=computation.name,
+        module=computation.stablehlo,
+        calling_convention=computation.calling_convention,
+        in_avals=list(map(shaped, computation.in_types)),
+        out_avals=list(map(shaped, computation.out_types)),
+        in_shardings=_shardings(mesh, computation.in_specs),
+        out_shardings=_shardings(mesh, computation.out_specs),
+        kept=computation.kept,
+        platform=computation.platform,
+        num_devices=computation.mesh.size,
+    )
+
+
+def _shardings(mesh: Any, specs: Sequence[Spec]) -> list[NamedSharding]:
+    return [named_sharding(mesh, spec) for spec in specs]
+
+
+def _first_device(sharding: jax.sharding.Sharding) -> jax.Device:
+    devices: set[Any] = sharding.addressable_devices
+    return min(devices, key=lambda device: int(device.id))
+
+
+def _memory_needs(compiled: Any) -> MemoryNeeds:
+    found = compiled.memory_analysis()
+    return MemoryNeeds(
+        found.argument_size_in_bytes,
+        found.output_size_in_bytes,
+        found.alias_size_in_bytes,
+        found.temp_size_in_bytes,
+    )
