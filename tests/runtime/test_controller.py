@@ -32,6 +32,7 @@ from timelyml.runtime.messages import (
     Failed,
     Heartbeat,
     Inspect,
+    LinkLost,
     OperatorMessage,
     ProgressMessage,
     Report,
@@ -160,6 +161,22 @@ def test_a_broken_link_without_a_cause_of_death_ends_the_run_all_the_same():
     scene.pass_(1.5)
     scene.pass_(1.5)
     assert "a gap on the bulk lane" in str(scene.ended.error)
+
+
+def test_a_link_lost_between_workers_ends_every_run_and_the_session():
+    scene = Scene(keeper=Keeper())
+    scene.start()
+    scene.submit(generation=2)
+    scene.workers[1].say(LinkLost(1, 0, "a gap"))
+    scene.settle()
+    assert scene.controller.error is None  # one of them may have died
+    scene.pass_(1.5)
+    scene.drop(1)
+    scene.drop(2)
+    errors = [effect.error for effect in scene.effects if hasattr(effect, "error")]
+    match = "worker 1 (pid 1001) lost its link from worker 0 (pid 1000); got a gap"
+    assert [match in str(error) for error in errors] == [True, True]
+    assert scene.controller.error is errors[0]
 
 
 def test_nothing_starts_before_every_worker_has_built_the_graph():

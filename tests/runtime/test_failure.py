@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import sys
+from dataclasses import dataclass
 
 import pytest
 
@@ -27,6 +28,38 @@ class UnpicklableError(Exception):
 class DemandingError(Exception):
     def __new__(cls, one, two):
         return super().__new__(cls, one, two)
+
+
+class MuteError(Exception):
+    def __str__(self):
+        raise SystemExit("no words")
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True)
+class FrozenError(Exception):
+    code: int
+
+
+class SelfMadeError(Exception):
+    """Comes back from pickling as something that is no exception."""
+
+    def __reduce_ex__(self, protocol):
+        return str, ("not an exception",)
+
+
+class ExitingError(Exception):
+    """Its rebuilding exits."""
+
+    def __reduce__(self):
+        return sys.exit, (3,)
+
+
+class NotedError(Exception):
+    @property
+    def __notes__(self):
+        raise SystemExit("no notes")
 
 
 def raised(error):
@@ -88,6 +121,31 @@ def test_a_type_that_cannot_be_combined_is_the_cause_only():
     error = crossed(DemandingError(1, 2))
     assert isinstance(error, OperatorError)
     assert isinstance(error.__cause__, DemandingError)
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [MuteError("m"), FrozenError(3), SelfMadeError("s"), ExitingError(), NotedError()],
+    ids=lambda cause: type(cause).__name__,
+)
+def test_an_exception_with_odd_methods_is_named_with_the_place_and_the_traceback(cause):
+    error = crossed(cause)
+    assert isinstance(error, OperatorError)
+    kind = type(cause).__name__
+    where = "operator 'map' failed on worker 1, shard 3, at time (7, 0)"
+    assert str(error).startswith(f"{where}: {kind}: ")
+    assert (error.operator, error.worker, error.shard) == ("map", 1, 3)
+    assert "raise error" in error.traceback_text
+    assert kind in error.traceback_text
+
+
+def test_a_huge_message_is_cut_and_keeps_both_ends():
+    error = crossed(ValueError("begin" + "x" * 50_000_000 + "finish"))
+    assert len(str(error)) < 10_000
+    assert len(error.traceback_text) < 200_000
+    for text in (str(error), error.traceback_text):
+        assert "begin" in text
+        assert "finish" in text
 
 
 def test_an_exit_in_user_code_does_not_end_the_driver():

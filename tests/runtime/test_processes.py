@@ -17,6 +17,7 @@ import zmq
 
 from timelyml import Cluster, Dataflow
 from timelyml.errors import DeadlineError, PeerError
+from timelyml.exchange import CONTROLLER, ZmqTransport
 
 TIMEOUT_S = 60.0
 SOON_S = 5.0  # within seconds
@@ -146,6 +147,48 @@ def test_user_code_that_exits_the_process_is_a_dead_worker_with_its_exit_code():
     ):
         cluster.run(flow_of(leave), timeout_s=TIMEOUT_S)
     assert "bye" in got.value.__notes__[0]
+
+
+def transport_of_this_worker():
+    (found,) = [each for each in gc.get_objects() if isinstance(each, ZmqTransport)]
+    return found
+
+
+def test_a_broken_link_between_workers_ends_every_run_and_both_are_replaced():
+    def lose_a_message(x):
+        if x == 0:
+            sequences = transport_of_this_worker()._links[1]._sequences
+            sequences[:] = [sequence + 1 for sequence in sequences]
+        return x
+
+    with Cluster(2) as cluster:
+        ids = process_ids(cluster)
+        match = (
+            rf"worker 1 \(pid {ids[1]}\) lost its link from worker 0 \(pid {ids[0]}\)"
+        )
+        broken = time.monotonic()
+        with pytest.raises(PeerError, match=rf"{match}; got a gap on the"):
+            cluster.run(flow_of(lose_a_message), timeout_s=TIMEOUT_S)
+        assert time.monotonic() - broken < SOON_S
+        replaced = process_ids(cluster)
+        assert not set(ids.values()) & set(replaced.values())
+    assert not any(map(is_alive, ids.values()))
+
+
+def test_a_worker_that_hears_no_more_of_the_controller_leaves_and_is_replaced():
+    def lose_the_controller(x):
+        transport_of_this_worker()._inbox.wrong[CONTROLLER] = "it was cut"
+        return x
+
+    with Cluster(2) as cluster:
+        ids = process_ids(cluster)
+        match = rf"worker 0 \(pid {ids[0]}\) exited with code 3"
+        broken = time.monotonic()
+        with pytest.raises(PeerError, match=match) as got:
+            cluster.run(flow_of(lose_the_controller, data=[0]), timeout_s=TIMEOUT_S)
+        assert time.monotonic() - broken < SOON_S
+        assert "lost its link to the controller" in got.value.__notes__[0]
+        assert not set(ids.values()) & set(process_ids(cluster).values())
 
 
 def test_a_stopped_worker_is_given_up_after_its_heartbeat_timeout(tmp_path):

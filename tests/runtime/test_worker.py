@@ -594,3 +594,21 @@ def test_a_worker_that_lost_its_controller_leaves():
     world.workers[0].step()
 
     assert world.workers[0].is_stopped
+
+
+def test_a_worker_that_cannot_reach_its_controller_leaves_whatever_it_was_doing():
+    world = World(1)
+    world.controller.step()
+    worker = world.workers[0]
+    graph = chain(summing(), Pipeline(), payload_of=_rows, num_epochs=1000)
+    world.controller.start_run(world.plan(graph), world.effects.append)
+    while not worker._started:
+        world.controller.step()
+        worker.step()
+    worker._transport._hub.transport(CONTROLLER).close()
+
+    while not worker.is_stopped:
+        worker.step()
+
+    assert worker.is_orphaned
+    assert worker.num_runs == 0

@@ -42,17 +42,20 @@ class World:
             hub.transport(index).send(CONTROLLER, Hello(index, 0, None, HANDSHAKE))
         self.effects = []
 
-    def run(self, graph, **options):
-        """Run to the end; raise what the run ended with, else return collected."""
+    def plan(self, graph, **options):
+        """What the controller is asked to run."""
         config = RunConfig(**options)
-        plan = RunPlan(
+        return RunPlan(
             1,
             graph.resolve(self.num_workers),
             config,
             ship(ShippedRun(graph, config)),
             self.num_workers,
         )
-        self.controller.start_run(plan, self.effects.append)
+
+    def run(self, graph, **options):
+        """Run to the end; raise what the run ended with, else return collected."""
+        self.controller.start_run(self.plan(graph, **options), self.effects.append)
         for _ in range(MAX_STEPS):
             self.controller.step()
             for worker in self.workers:

@@ -29,6 +29,7 @@ from timelyml.runtime.messages import (
     Failed,
     Heartbeat,
     Hello,
+    LinkLost,
     ProgressMessage,
     ServiceMessage,
     Shutdown,
@@ -229,6 +230,18 @@ class Controller:
             self._decide(generation, lambda run, now: run.lose(worker, error, now))
         self.services.lost(worker, error)
 
+    def lose_link(self, worker: int, peer: int, reason: str) -> None:
+        """Give the session up, as a worker hears no more of a peer; every run ends."""
+        if self.is_stopped or self.membership.error is not None:
+            return
+        if peer == CONTROLLER:  # it leaves
+            self.lose_worker(worker, f"hears no more of the controller: {reason}")
+            return
+        error = self.membership.lose_link(worker, peer, reason)
+        for generation in list(self._runs):
+            self._decide(generation, lambda run, now: run.fail(error, now))
+        self.services.lost(worker, error)
+
     def shut_down(self) -> None:
         """End every run and tell all workers to leave; `step` does no more."""
         if self.is_stopped:
@@ -274,6 +287,9 @@ class Controller:
             case LinkFailure():
                 what = f"has lost its link: {message.reason}"
                 self._suspect(lambda: self.lose_worker(peer, what))
+            case LinkLost():
+                other, reason = message.peer, message.reason
+                self._suspect(lambda: self.lose_link(peer, other, reason))
             case _:
                 self.membership.heard(peer, self._clock())
                 self._on_run_message(peer, message)

@@ -8,16 +8,23 @@ exception, and the traceback of the worker is text, in `traceback_text` and a no
 
 from __future__ import annotations
 
-import traceback
+import contextlib
 from typing import Any
 
 from timelyml.errors import InvariantError, OperatorError, TimelyError
 from timelyml.progress import Timestamp
 from timelyml.runtime.shipping import dumps, loads
-from timelyml.runtime.tracebacks import user_traceback, with_source_lines
+from timelyml.runtime.tracebacks import (
+    summary_of,
+    user_traceback,
+    with_source_lines,
+)
+
+MAX_ERROR_BYTES = 16 << 20  # of one error that crosses processes
 
 # Attributes of the user's exception that must not replace ours or Python's own.
 _RESERVED = frozenset({"args", "values", "__notes__"})
+_PLAIN = frozenset({int, str, tuple, type(None)})
 
 
 def operator_failure(
@@ -35,9 +42,7 @@ def operator_failure(
         where += f", shard {shard}"
     if time is not None:
         where += f", at time {time!r}"
-    kind = type(cause).__name__
-    detail = str(cause).replace("\n", " ")
-    msg = f"operator {operator!r} failed on {where}: {kind}: {detail}"
+    msg = f"operator {operator!r} failed on {where}: {summary_of(cause)}"
     values = {
         "operator": operator,
         "worker": worker,
@@ -54,10 +59,18 @@ def make_operator_error(
     """Build an `OperatorError` that is also of the type of `cause`, if possible."""
     if text := values.get("traceback_text"):
         values = {**values, "traceback_text": with_source_lines(text)}
-    error = _instance_of_both(message, values, cause)
+    # An exit is no failure to be caught by type: SystemExit would end the driver.
+    if isinstance(cause, Exception):
+        with contextlib.suppress(BaseException):  # it cannot be combined, or is odd
+            return _told(_instance_of_both(message, values, cause), cause)
+    return _told(OperatorFailureError(message, **values), cause)
+
+
+def _told(error: OperatorError, cause: BaseException | None) -> OperatorError:
+    """Let an error say where it comes from."""
     error.__cause__ = cause
-    operator, worker = values.get("operator"), values.get("worker")
-    if text := values.get("traceback_text"):
+    if text := error.values.get("traceback_text"):
+        operator, worker = error.values.get("operator"), error.values.get("worker")
         error.add_note(
             f"traceback of operator {operator!r} on worker {worker}:\n{text}"
         )
@@ -65,23 +78,17 @@ def make_operator_error(
 
 
 def _instance_of_both(
-    message: str, values: dict[str, Any], cause: BaseException | None
+    message: str, values: dict[str, Any], cause: Exception
 ) -> OperatorError:
-    # An exit is no failure to be caught by type: SystemExit would end the driver.
-    if not isinstance(cause, Exception):
-        return OperatorFailureError(message, **values)
     user_type = type(cause)
     names = {"__module__": user_type.__module__, "__qualname__": user_type.__qualname__}
-    try:
-        both: Any = type(user_type.__name__, (OperatorFailureError, user_type), names)
-        error: OperatorError = both.__new__(both, message)
-        both.__init__(error, message, **values)
-        _ = str(error), repr(error)
-    except Exception:  # noqa: BLE001 - a type that cannot be combined: layout, __new__
-        return OperatorFailureError(message, **values)
+    both: Any = type(user_type.__name__, (OperatorFailureError, user_type), names)
+    error: OperatorError = both.__new__(both, message)
+    both.__init__(error, message, **values)
     for name, value in vars(cause).items():
         if name not in _RESERVED and name not in values:
             error.__dict__.setdefault(name, value)
+    _ = str(error), repr(error)
     return error
 
 
@@ -100,6 +107,9 @@ class OperatorFailureError(OperatorError):
         notes = list(getattr(self, "__notes__", []))
         cause = pack_exception(self.__cause__)
         return _rebuild_failure, (self.args[0], self.values, cause, notes)
+
+    def __reduce_ex__(self, _: Any) -> tuple[Any, ...]:
+        return self.__reduce__()  # before one of the user's type
 
 
 def _rebuild_failure(
@@ -125,7 +135,7 @@ def unpack_exception(data: bytes | None) -> BaseException | None:
         return None
     try:
         error = loads(data)
-    except Exception:  # noqa: BLE001 - a class that exists only in the worker
+    except BaseException:  # noqa: BLE001 - a class that exists only in the worker
         return None
     return error if isinstance(error, BaseException) else None
 
@@ -155,18 +165,26 @@ def pack_error(error: TimelyError) -> bytes:
     """Pickle an error for a `Failed` message; always succeeds."""
     notes = list(getattr(error, "__notes__", []))
     data = _dumps_for_sure((error, pack_exception(error.__cause__), notes))
-    if data is None:
-        plain = OperatorError if isinstance(error, OperatorError) else InvariantError
-        text = "".join(traceback.format_exception(error))
-        data = dumps((plain(str(error), traceback_text=text), None, notes))
+    if data is None or len(data) > MAX_ERROR_BYTES:
+        data = dumps((_plain(error), None, notes))
     return data
+
+
+def _plain(error: TimelyError) -> TimelyError:
+    """Return the error without anything of the user's: only what it says and where."""
+    kind = OperatorError if isinstance(error, OperatorError) else InvariantError
+    values = {
+        name: value for name, value in error.values.items() if type(value) in _PLAIN
+    }
+    values.setdefault("traceback_text", user_traceback(error))
+    return kind(str(error), **values)
 
 
 def unpack_error(data: bytes) -> TimelyError:
     """Rebuild the error of a `Failed` message; an unreadable one is an error too."""
     try:
         error, cause, notes = loads(data)
-    except Exception as problem:  # noqa: BLE001 - a class that exists only in the worker
+    except BaseException as problem:  # noqa: BLE001 - a class that exists only in the worker
         msg = (
             f"a worker's error cannot be read here; got {type(problem).__name__}: "
             f"{problem}; expected classes that the driver can import; see the stderr of "
@@ -190,6 +208,6 @@ def _dumps_for_sure(value: object) -> bytes | None:
     try:
         data = dumps(value)
         loads(data)
-    except Exception:  # noqa: BLE001 - whatever a user's __reduce__ raises
+    except BaseException:  # noqa: BLE001 - whatever a user's __reduce__ raises
         return None
     return data

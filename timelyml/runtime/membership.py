@@ -1,8 +1,8 @@
 """Who is in the cluster: workers that are awaited, there, silent or lost.
 
 Pure: it is told what was heard and what time it is, and answers with the workers
-to be given up. Membership is fixed; once a worker is lost the cluster is broken,
-and its session is replaced as a whole.
+to be given up. Membership is fixed; once a worker, or a link between two, is lost the
+cluster is broken, and its session is replaced as a whole.
 """
 
 from __future__ import annotations
@@ -100,6 +100,18 @@ class Membership:
             self.error = self.error or member.error
             self.phase = Phase.BROKEN
         return member.error
+
+    def lose_link(self, worker: int, peer: int, reason: str) -> PeerError:
+        """Give the session up, since one worker hears no more of another."""
+        msg = (
+            f"{self.describe(worker)} lost its link from {self.describe(peer)}; got "
+            f"{reason}; expected an unbroken link; start again what ends with it"
+        )
+        self.phase = Phase.BROKEN
+        self.error = self.error or PeerError(
+            msg, worker=worker, peer=peer, reason=reason
+        )
+        return self.error
 
     def overdue(self, now: float) -> list[tuple[int, str]]:
         """Return the workers to be given up by now, each with the reason.

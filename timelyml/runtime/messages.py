@@ -231,6 +231,15 @@ class ServiceMessage:
     body: Any
 
 
+@dataclass(frozen=True, slots=True)
+class LinkLost:
+    """The worker hears no more of a peer: no run of the session can go on."""
+
+    worker: int
+    peer: int
+    reason: str
+
+
 MESSAGE_TYPES: tuple[type, ...] = (
     DataMessage,
     ProgressMessage,
@@ -253,5 +262,6 @@ MESSAGE_TYPES: tuple[type, ...] = (
     Report,
     Heartbeat,
     ServiceMessage,
+    LinkLost,
 )
 """What the codec encodes; in this order on both sides."""

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Iterable
 
 from timelyml.runtime.instance import OperatorInstance
+from timelyml.runtime.signals import is_interrupt
 
 
 class Wakes:
@@ -40,6 +41,9 @@ def close_outside(instances: Iterable[OperatorInstance]) -> None:
             continue
         try:
             instance.logic.on_close()
-        except Exception:  # noqa: BLE001  the run is over: nobody is left to catch it
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            # The run is over: nobody is left to catch it.
             print(f"operator {instance.name!r} did not close:", file=sys.stderr)  # noqa: T201
             traceback.print_exc()

@@ -93,6 +93,10 @@ def main() -> None:
     finally:
         worker.leave()
         transport.close()
+    if worker.is_orphaned:
+        who = f"worker {boot.worker} of process {boot.parent_id}"
+        print(f"{who} lost its link to the controller; it leaves", file=sys.stderr)  # noqa: T201
+        os._exit(EXIT_ORPHANED)  # not held up by what user code left running
 
 
 def _exit_with_stdin() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, Self
@@ -64,6 +65,25 @@ class Interrupts:
         if self._first == signal.SIGTERM:
             return SystemExit(_EXIT_BASE + signal.SIGTERM)
         return KeyboardInterrupt()
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether a signal to this program raised it: Ctrl-C, or a handler of its own.
+
+    Python runs handlers in the main thread only, and none where a signal is ignored,
+    as Ctrl-C is in worker processes. What a handler raises that is an ordinary
+    `Exception` counts as raised by the function that it broke into.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    if isinstance(error, KeyboardInterrupt):
+        return signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+    if isinstance(error, Exception):
+        return False
+    handlers = map(signal.getsignal, signal.valid_signals())
+    codes = {getattr(handler, "__code__", None) for handler in handlers}
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code in codes for frame, _ in frames)
 
 
 def die_with_parent(parent_id: int, get_parent_id: Callable[[], int]) -> None:

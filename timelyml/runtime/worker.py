@@ -1,8 +1,8 @@
 """The worker: it owns the dataflows of all runs that it takes part in.
 
 It is a pure reactor around a transport: `step` handles what arrived and gives
-every run one turn. Sockets, threads and signals are the launcher's business, so
-that the simulator drives this very class.
+every run one turn. Sockets, threads and signal handlers are the launcher's business,
+so that the simulator drives this very class.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from timelyml.runtime.messages import (
     Dropped,
     Failed,
     Inspect,
+    LinkLost,
     OperatorMessage,
     ProgressMessage,
     Ready,
@@ -43,6 +44,7 @@ from timelyml.runtime.messages import (
 )
 from timelyml.runtime.service import ServiceHost, ServiceSpec
 from timelyml.runtime.shipping import unship
+from timelyml.runtime.signals import is_interrupt
 
 
 class Worker:
@@ -60,6 +62,7 @@ class Worker:
     ) -> None:
         self.index = index
         self.is_stopped = False
+        self.is_orphaned = False  # it stopped, since it lost its controller
         self.num_stale = 0  # messages of runs that are over
         self._transport = transport
         self._codec = codec
@@ -68,7 +71,6 @@ class Worker:
         self._dataflows: dict[int, Dataflow] = {}
         self._started: list[Dataflow] = []
         self._finishing: set[int] = set()  # complete, but not yet known to be here
-        self._broken: PeerError | None = None  # of a link: no run can work any more
         self._services = ServiceHost(
             services,
             "worker",
@@ -97,9 +99,13 @@ class Worker:
         """Handle what arrived and give every run a turn; True if anything was done."""
         incoming = self._transport.receive()
         for peer, message in incoming:
+            if self.is_stopped:
+                return True
             self._handle(peer, message)
         worked = self._services.step() or bool(incoming)
         for dataflow in list(self._started):
+            if self.is_stopped:
+                return True
             worked = self._guarded(dataflow, dataflow.step) or worked
             if dataflow.generation in self._finishing and dataflow.is_done():
                 self._forget(dataflow.generation)
@@ -167,14 +173,11 @@ class Worker:
         for peer, endpoint in enumerate(message.endpoints):
             if peer != self.index and endpoint is not None:
                 self._transport.connect(peer, endpoint)
-        self._transport.send(CONTROLLER, Connected(self.index))
+        self._tell(Connected(self.index))
         self._services.joined()
 
     def _on_deploy(self, _: int, message: Deploy) -> None:
         generation = message.generation
-        if self._broken is not None:
-            self._report(generation, self._broken)
-            return
         try:
             shipped = unship(message.shipped)
             graph = shipped.graph.resolve(message.num_workers)
@@ -189,12 +192,14 @@ class Worker:
                 clock=self._clock,
                 spill_directory=self._spill_directory,
             )
-        except Exception as error:  # noqa: BLE001  a shipped value may raise anything
-            self._report(generation, error)
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            self._report(generation, error)  # a shipped value may raise anything
             return
         self._dataflows[generation] = dataflow
         ready = Ready(generation, self.index, graph.fingerprint(), graph.describe())
-        self._transport.send(CONTROLLER, ready)
+        self._tell(ready)
 
     def _on_start(self, _: int, message: Start) -> None:
         dataflow = self._run_of(message.generation)
@@ -228,7 +233,7 @@ class Worker:
                 self._started.remove(dataflow)
             metrics = self._metrics_of(dataflow)
             dataflow.close()
-        self._transport.send(CONTROLLER, Dropped(generation, self.index, metrics))
+        self._tell(Dropped(generation, self.index, metrics))
 
     def _on_inspect(self, _: int, message: Inspect) -> None:
         dataflow = self._run_of(message.generation)
@@ -241,7 +246,7 @@ class Worker:
             self._metrics_of(dataflow),
             tuple(dataflow.holdings()),
         )
-        self._transport.send(CONTROLLER, report)
+        self._tell(report)
 
     def _metrics_of(self, dataflow: Dataflow) -> dict[str, Any]:
         refused = dict(self._transport.metrics.frames_refused)
@@ -260,17 +265,28 @@ class Worker:
         self.is_stopped = True
 
     def _on_link_failure(self, peer: int, message: LinkFailure) -> None:
+        for dataflow in self._dataflows.values():
+            self._set_failed(dataflow)
         who = "the controller" if peer == CONTROLLER else f"worker {peer}"
         msg = (
             f"worker {self.index} lost its link from {who}; got {message.reason}; "
             "expected an unbroken link; start the run again"
         )
-        self._broken = PeerError(msg, worker=peer, reason=message.reason)
-        for generation in list(self._dataflows):
-            self._report(generation, self._broken)
-        self._services.lost(peer, self._broken)
-        if peer == CONTROLLER:  # nobody can tell this worker anything any more
-            self.leave()
+        self._services.lost(peer, PeerError(msg, worker=peer, reason=message.reason))
+        self._tell(LinkLost(self.index, peer, message.reason))
+        if peer == CONTROLLER:
+            self._leave_orphaned()
+
+    def _tell(self, message: object) -> None:
+        try:
+            self._transport.send(CONTROLLER, message)
+        except PeerLostError:
+            self._leave_orphaned()
+
+    def _leave_orphaned(self) -> None:
+        """Leave, since nobody can tell this worker anything any more, nor hear it."""
+        self.is_orphaned = True
+        self.leave()
 
     def _send_for_service(self, peer: int, message: object, lane: Lane) -> None:
         with contextlib.suppress(PeerLostError):  # it is told that the peer is lost
@@ -282,7 +298,9 @@ class Worker:
             return False
         try:
             return bool(action())
-        except Exception as error:  # noqa: BLE001  whatever user code raises
+        except BaseException as error:  # exits too: an operator fails its run only
+            if is_interrupt(error):
+                raise
             instance = dataflow.running
             if instance is not None and not isinstance(error, InvariantError):
                 shard, time = instance.current
@@ -296,12 +314,16 @@ class Worker:
             self._report(dataflow.generation, error)
             return True
 
-    def _report(self, generation: int, error: Exception) -> None:
+    def _set_failed(self, dataflow: Dataflow) -> None:
+        """Do nothing more for a run, until it is dropped."""
+        dataflow.has_failed = True
+        if dataflow in self._started:
+            self._started.remove(dataflow)
+
+    def _report(self, generation: int, error: BaseException) -> None:
         dataflow = self._dataflows.get(generation)
         if dataflow is not None:
-            dataflow.has_failed = True
-            if dataflow in self._started:
-                self._started.remove(dataflow)
+            self._set_failed(dataflow)
         if not isinstance(error, TimelyError):
             failure = InvariantError(
                 f"worker {self.index} failed; got {error!r}; expected only operators to "
@@ -309,6 +331,4 @@ class Worker:
             )
             failure.__cause__ = error
             error = failure
-        self._transport.send(
-            CONTROLLER, Failed(generation, self.index, pack_error(error))
-        )
+        self._tell(Failed(generation, self.index, pack_error(error)))
