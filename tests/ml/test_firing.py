@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
+from tests.ml.firing_cases import check, random_case
 from timelyml import Dataflow, Direct
-from timelyml.errors import ConfigError
+from timelyml.errors import ConfigError, GraphError
 from timelyml.graph import InputSpec, Pipeline
 from timelyml.ml import Firing, Rule, add_firing_operator
 from timelyml.operators import collect
+from timelyml.testing import FlowTester
 
 
 def read(firing: Firing) -> None:
@@ -48,6 +50,46 @@ def test_a_reader_sees_every_change_of_earlier_times_and_none_of_later(cluster):
         right.send([10**epoch])
     right.close()
     assert run.result()["out"] == [(0, 0), (1, 1), (2, 11), (3, 111), (4, 1111)]
+
+
+@pytest.mark.parametrize("first", ["asks", "changes"])
+def test_it_does_not_matter_which_side_is_ahead(first):
+    for seed in range(10):
+        flow = Dataflow("f", num_shards=1)
+        asks, changes = flow.input("asks"), flow.input("changes")
+        collect(two_rules(flow, asks, changes))
+        with FlowTester(1 + seed % 3, seed=seed) as tester:
+            run = tester.start(flow)
+            for name in (first, "changes" if first == "asks" else "asks"):
+                handle = run.input(name)
+                for epoch in range(5):
+                    handle.advance_to(epoch)
+                    handle.send([10**epoch])
+                handle.close()
+                tester.settle()
+            out = run.result()["out"]
+        assert out == [(0, 0), (1, 1), (2, 11), (3, 111), (4, 1111)], f"seed {seed}"
+
+
+def simulate_rules(seed):
+    case = random_case(seed)
+    try:
+        check(case, case.run(seed, "accumulator" if seed % 3 == 0 else "broadcast"))
+    except BaseException as error:
+        error.add_note(f"seed {seed}: {case}")
+        raise
+
+
+def test_each_rule_sees_what_the_order_of_rules_says():
+    for seed in range(60):
+        simulate_rules(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1_000, 4_000, 100))
+def test_each_rule_sees_what_the_order_of_rules_says_for_thousands_of_seeds(first):
+    for seed in range(first, first + 100):
+        simulate_rules(seed)
 
 
 def test_a_reader_waits_for_the_time_before_even_if_nothing_comes(cluster):
@@ -124,6 +166,43 @@ def test_rules_that_do_not_fit_the_operator_are_refused(rules):
     up = flow.source([1])
     with pytest.raises(ConfigError, match="rule that does not fit"):
         two_rules(flow, up, up, rules)
+
+
+def test_rules_that_would_each_wait_for_the_other_are_refused():
+    flow = Dataflow("f", num_shards=1)
+    up = flow.source([1])
+    rules = [
+        Rule((0,), read, outputs=(0,), later=(1,)),
+        Rule((1,), read, outputs=(1,), later=(0,)),
+    ]
+    with pytest.raises(ConfigError, match="wait for each other"):
+        add_firing_operator(
+            flow.builder,
+            "meet",
+            [InputSpec(up.ref), InputSpec(up.ref)],
+            rules,
+            num_outputs=2,
+        )
+
+
+def test_a_change_that_its_reader_waits_for_at_the_same_time_is_refused():
+    flow = Dataflow("f", num_shards=1)
+    loop = flow.builder.feedback(by=0, num_shards=1)
+    up = flow.source([1])
+    rules = [
+        Rule((0,), read, outputs=(0,)),
+        Rule((1,), add, outputs=(1,), later=(0,)),
+    ]
+    _, changed = add_firing_operator(
+        flow.builder,
+        "meet",
+        [InputSpec(loop.stream), InputSpec(up.ref)],
+        rules,
+        num_outputs=2,
+    )
+    loop.connect(changed)
+    with pytest.raises(GraphError, match="meet"):
+        flow.build()
 
 
 def test_state_changed_for_later_advances_a_cycle():

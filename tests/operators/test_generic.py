@@ -13,6 +13,7 @@ import pytest
 from timelyml import Dataflow, Exchange, Logic, Pipeline, Summary
 from timelyml.errors import GraphError, OperatorError, TimeError
 from timelyml.progress import less_equal
+from timelyml.testing import FlowTester
 
 
 def test_unary_sees_time_port_payload_and_producer(cluster):
@@ -248,6 +249,61 @@ def test_notifications_in_a_loop_extend_the_partial_order(cluster, in_order):
     assert len(told) == len(expected)
     for index, time in enumerate(told):
         assert not any(less_equal(later, time) for later in told[index + 1 :])
+    if in_order:
+        assert told == sorted(expected)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_in_order_a_loop_tells_all_rounds_of_an_epoch_before_the_next(seed):
+    def begin(shard, delivery):
+        shard.notify_at(delivery.time)
+        shard.output().send(delivery.time, [n - 1 for n in delivery.payload if n > 1])
+
+    def note(shard, time):
+        shard.emit("notified", (shard.index, time))
+
+    def body(stream):
+        again = stream.exchange(int).unary_notify(begin, note, in_order=True)
+        return again, again
+
+    told = []
+    flow = Dataflow(num_shards=2)
+    flow.source([6, 5, 8], batch_size=1, epoch_every=1).iterate(body).collect()
+    with FlowTester(2, seed=seed) as tester:
+        tester.run(flow, on_message=lambda *message: told.append(message[-1]))
+    assert len(told) == 6 + 5 + 8
+    for shard in (0, 1):
+        times = [time for index, time in told if index == shard]
+        assert times == sorted(times)
+
+
+def test_in_order_an_earlier_block_of_a_dense_edge_is_waited_for():
+    def on_batch(shard, delivery):
+        held = shard.state
+        if delivery.time == 0:
+            held[0] = shard.retain(0)
+            return
+        shard.output().send(delivery.time, [delivery.time])
+        if delivery.time == 2:
+            with held.pop(0) as capability:
+                shard.output().send(capability.time, [0])
+
+    def keep(shard, delivery):
+        shard.notify_at(delivery.time)
+
+    told = []
+    flow = Dataflow(num_shards=1)
+    stream = flow.source(lambda shard, _: [[0], [1], *[None] * 9, [2]], regular=True)
+    late = stream.unary(on_batch, pact=Pipeline(dense=True), regular=True)
+    late.unary_notify(
+        keep,
+        lambda shard, time: shard.emit("notified", time),
+        in_order=True,
+        pact=Pipeline(dense=True),
+    )
+    with FlowTester(1) as tester:
+        tester.run(flow, on_message=lambda *message: told.append(message[-1]))
+    assert told == [0, 1, 2]
 
 
 def test_binary_tells_its_streams_apart(cluster):

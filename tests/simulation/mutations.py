@@ -18,6 +18,7 @@ from timelyml.progress import (
 )
 from timelyml.runtime import channels, controller_progress, dataflow
 from timelyml.runtime.channels import OutChannel
+from timelyml.runtime.completion import Completion
 from timelyml.runtime.dataflow import Dataflow
 from timelyml.runtime.dense import DenseInput
 from timelyml.runtime.epochs import EpochGate
@@ -222,12 +223,12 @@ def release_before_notifying(patch):
 
 def look_at_one_port_only(patch):
     """A notification waits for the first of its ports only."""
-    is_complete = OperatorInstance.is_complete
+    is_complete = Completion.is_complete
 
     def first_is_complete(self, shard, time, ports):
         return is_complete(self, shard, time, ports[:1])
 
-    patch.setattr(OperatorInstance, "is_complete", first_is_complete)
+    patch.setattr(Completion, "is_complete", first_is_complete)
 
 
 def take_frontier_as_passed(patch):
@@ -256,6 +257,11 @@ def notify_in_any_order(patch):
         return None
 
     patch.setattr(NotificationQueue, "pop_ready", pop_latest)
+
+
+def notify_before_earlier_rounds(patch):
+    """What is complete is told, though an earlier time of a loop may still come."""
+    patch.setattr(Completion, "is_due", Completion.is_complete)
 
 
 def count_broadcast_once(patch):
@@ -317,6 +323,7 @@ MUTATIONS = {
     send_without_credit: {"credit"},
     open_epochs_without_credit: {"credit"},
     notify_in_any_order: {"notification"},
+    notify_before_earlier_rounds: {"notification"},
     count_broadcast_once: PROGRESS,
 }
 """By mutation: a promise that it breaks, or what a failing run says of it.

@@ -93,6 +93,8 @@ def compute(
         placement=placement,
         states=(_SHAPES,),
         on_start=_Start(init) if init is not None else None,
+        # Between ports, shapes are learnt in time order too.
+        in_order=init is not None or len(ups) > 1,
     )
     return result
 

@@ -3,8 +3,10 @@
 A `Rule` says which input ports must be complete at a time for a function to run
 on all of their blocks, ordered by producer shard, so that nothing depends on the
 order of arrival. One operator may have several rules over one state, such as the
-forward and the backward pass of one set of parameters. Rules of a shard fire in
-time order.
+forward and the backward pass of one set of parameters. Each fires in time order, and
+two of them alternate where one is to see the other's changes: at one time, a rule
+fires before those whose changes it sees later, and after those whose ports are a part
+of its own. Such a rule waits until nothing can come that would go first.
 """
 
 from __future__ import annotations
@@ -20,12 +22,13 @@ from timelyml.errors import ConfigError
 from timelyml.exchange import concat, num_records
 from timelyml.graph import GraphBuilder, InputSpec, Placement, StreamRef
 from timelyml.progress import Summary, Timestamp
-from timelyml.runtime.operator import Delivery, Logic
+from timelyml.runtime.operator import Delivery, Logic, Precedence
 from timelyml.runtime.shard import Shard
+
+Ports = tuple[int, ...]
 
 _INBOX = "inbox"
 _STATE = "state"
-_WAITING = "waiting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +86,17 @@ class Rule:
         ports: Input ports that must be complete at a time.
         run: Called once for each time at which any of `asked_by` got a block.
         outputs: Outputs that `run` sends to, at the time it fires.
-        later: Outputs of other rules that see what `run` changed in the state,
-            from the next time on. Such a rule fires at a time once the ports of
-            this one are complete at the time before, and progress tracking knows
-            that a cycle through here advances.
+        later: Outputs of other rules that see what `run` changed in the state from
+            the next time on, and none of it before.
         asked_by: Ports whose blocks make the rule fire; all of `ports` by default.
     """
 
-    ports: tuple[int, ...]
+    ports: Ports
     run: Callable[[Firing], None]
     outputs: tuple[int, ...] = ()
     later: tuple[int, ...] = ()
-    asked_by: tuple[int, ...] = ()
-    triggers: tuple[int, ...] = field(init=False, repr=False)
+    asked_by: Ports = ()
+    triggers: Ports = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "triggers", self.asked_by or self.ports)
@@ -114,6 +115,7 @@ def add_firing_operator(
     placement: Placement | None = None,
     states: Sequence[str] = (),
     on_start: Callable[[Shard], None] | None = None,
+    in_order: bool = True,
 ) -> tuple[StreamRef, ...]:
     """Add an operator that computes by rules; give its output streams.
 
@@ -121,7 +123,8 @@ def add_firing_operator(
         builder: Of the dataflow.
         name: Of the operator, unique in the dataflow.
         inputs: One per port.
-        rules: No two with the same ports.
+        rules: No two with the same ports; none that fires both before and after
+            another.
         num_outputs: Number of output ports.
         kind: Shown in drawings of the graph.
         num_shards: By default that of the first input.
@@ -130,28 +133,33 @@ def add_firing_operator(
         placement: Of shards on workers.
         states: Names of further states, beside "state".
         on_start: Called once per shard, to put its initial state in place.
+        in_order: Whether a shard fires in time order, one epoch of a loop after the
+            other. Only rules without state can do without.
 
     Raises:
-        ConfigError: Rules name ports or outputs that are not there.
+        ConfigError: Rules name ports or outputs that are not there, or fire in no
+            order.
     """
     by_ports = _checked(name, rules, len(inputs), num_outputs)
-    depth = inputs[0].stream.depth
-    fire = _Fire(by_ports, _predecessors(rules))
+    first = _first(name, rules)
     logic = Logic(
         on_start=on_start,
         on_batch=_Collect(tuple(rules)),
-        on_notify=fire,
-        on_frontier=fire.release if any(rule.later for rule in rules) else None,
-        in_order=True,
+        on_notify=_Fire(by_ports),
+        in_order=in_order,
+        precedence={
+            ports: Precedence(others, _ports_after(ports, first))
+            for ports, others in first.items()
+        },
     )
     return builder.add_operator(
         name,
         kind,
         inputs=inputs,
         num_outputs=num_outputs,
-        summaries=_summaries(rules, len(inputs), num_outputs, depth),
+        summaries=_summaries(inputs, by_ports, first, num_outputs),
         logic=logic,
-        states=(_STATE, _INBOX, _WAITING, *states),
+        states=(_STATE, _INBOX, *states),
         num_shards=num_shards,
         regular=regular,
         placement=placement,
@@ -176,41 +184,12 @@ class _Collect:
 
 @dataclass(frozen=True, slots=True)
 class _Fire:
-    """Runs the rule whose ports have become complete, after all that it must see."""
+    """Runs the rule whose ports have become complete, on all that they brought."""
 
-    by_ports: dict[tuple[int, ...], Rule]
-    predecessors: dict[tuple[int, ...], tuple[int, ...]]
-    """By the ports of a rule: ports that must be complete at the time before."""
+    by_ports: dict[Ports, Rule]
 
     def __call__(self, shard: Shard, time: Timestamp) -> None:
-        self.release(shard)
         rule = self.by_ports[shard.notified_ports]
-        if self._must_wait(shard, rule, time):
-            held = [shard.retain(time, output) for output in rule.outputs]
-            shard.state_of(_WAITING)[time, rule.ports] = held
-            return
-        self._run(shard, rule, time)
-
-    def release(self, shard: Shard) -> None:
-        """Fire what waited for the time before, as far as that is complete now."""
-        waiting = shard.state_of(_WAITING)
-        for time, ports in sorted(waiting):
-            rule = self.by_ports[ports]
-            if self._must_wait(shard, rule, time):
-                return
-            held = waiting.pop((time, ports))
-            self._run(shard, rule, time)
-            for capability in held:
-                capability.release()
-
-    def _must_wait(self, shard: Shard, rule: Rule, time: Timestamp) -> bool:
-        ports = self.predecessors[rule.ports]
-        before = _time_before(time) if ports else None
-        return before is not None and not all(
-            shard.is_complete(port, before) for port in ports
-        )
-
-    def _run(self, shard: Shard, rule: Rule, time: Timestamp) -> None:
         inbox = shard.state_of(_INBOX)
         inputs = {}
         for port in rule.ports:
@@ -223,24 +202,56 @@ class _Fire:
         rule.run(Firing(shard, time, inputs))
 
 
-def _time_before(time: Timestamp) -> Timestamp | None:
-    """The time that the innermost coordinate advances to `time`; None at its start."""
-    if isinstance(time, int):
-        return time - 1 if time else None
-    return (*time[:-1], time[-1] - 1) if time[-1] else None
-
-
-def _predecessors(rules: Sequence[Rule]) -> dict[tuple[int, ...], tuple[int, ...]]:
-    """By the ports of each rule: the ports of rules whose changes it must see."""
-    return {
-        rule.ports: tuple(
-            port
+def _first(name: str, rules: Sequence[Rule]) -> dict[Ports, tuple[Ports, ...]]:
+    """By the ports of each rule: those of all that fire before it at the same time."""
+    readers = {
+        rule.ports: {
+            other.ports
             for other in rules
-            if set(other.later) & set(rule.outputs)
-            for port in other.ports
-        )
+            if other is not rule and set(rule.later) & set(other.outputs)
+        }
         for rule in rules
     }
+    parts = {
+        rule.ports: {
+            other.ports
+            for other in rules
+            if set(other.ports) < set(rule.ports)
+            and rule.ports not in readers[other.ports]
+        }
+        for rule in rules
+    }
+    first = _closed({ports: readers[ports] | parts[ports] for ports in readers})
+    for ports, others in first.items():
+        if ports in others:
+            raise ConfigError(
+                f"operator {name!r} has rules that wait for each other; got ports "
+                f"{ports} both before and after {sorted(others - {ports})}; expected "
+                "one to see the other's changes; leave `later` away from the other",
+                operator=name,
+                ports=ports,
+            )
+    return {ports: tuple(sorted(others)) for ports, others in first.items()}
+
+
+def _closed(pairs: dict[Ports, set[Ports]]) -> dict[Ports, set[Ports]]:
+    """Return all that can be reached from each."""
+    closed = {}
+    for start in pairs:
+        reached: set[Ports] = set()
+        open_ends = [start]
+        while open_ends:
+            fresh = pairs[open_ends.pop()] - reached
+            reached |= fresh
+            open_ends += fresh
+        closed[start] = reached
+    return closed
+
+
+def _ports_after(ports: Ports, first: dict[Ports, tuple[Ports, ...]]) -> Ports:
+    """Return the ports of all rules that a rule fires before at the same time."""
+    after = [other for other, others in first.items() if ports in others]
+    return tuple(sorted({port for other in after for port in other}))
 
 
 def _by_source(block: tuple[int, Any]) -> int:
@@ -249,8 +260,8 @@ def _by_source(block: tuple[int, Any]) -> int:
 
 def _checked(
     name: str, rules: Sequence[Rule], num_inputs: int, num_outputs: int
-) -> dict[tuple[int, ...], Rule]:
-    by_ports: dict[tuple[int, ...], Rule] = {}
+) -> dict[Ports, Rule]:
+    by_ports: dict[Ports, Rule] = {}
     for rule in rules:
         ports = set(rule.ports) | set(rule.triggers)
         outputs = set(rule.outputs) | set(rule.later)
@@ -273,16 +284,26 @@ def _checked(
 
 
 def _summaries(
-    rules: Sequence[Rule], num_inputs: int, num_outputs: int, depth: int
+    inputs: Sequence[InputSpec],
+    by_ports: dict[Ports, Rule],
+    first: dict[Ports, tuple[Ports, ...]],
+    num_outputs: int,
 ) -> list[list[list[Summary]]]:
-    """Connect the ports of each rule to its outputs, now and from the next time on."""
+    """Connect each output to all that it waits for, now or from the next time on.
+
+    That a rule waits for others is told as well, so that a cycle in which they would
+    wait for each other is refused like any that does not advance.
+    """
+    depth = inputs[0].stream.depth
     table: list[list[list[Summary]]] = [
-        [[] for _ in range(num_outputs)] for _ in range(num_inputs)
+        [[] for _ in range(num_outputs)] for _ in inputs
     ]
-    for rule in rules:
-        for port in rule.triggers:
-            for output in rule.outputs:
-                table[port][output].append(Summary.identity(depth))
-            for output in rule.later:
-                table[port][output].append(Summary.advance(depth))
+    for ports, rule in by_ports.items():
+        now = {*ports}.union(*first[ports])
+        later = set(_ports_after(ports, first)) - now
+        for output in rule.outputs:
+            for port in now:
+                table[port][output] = [Summary.identity(depth)]
+            for port in later:
+                table[port][output] = table[port][output] or [Summary.advance(depth)]
     return table

@@ -94,8 +94,9 @@ def unary_notify(
         on_batch: Asks with `shard.notify_at(delivery.time)`.
         on_notify: Called once for each time asked for, when the shard has everything
             of it; may send at that time.
-        in_order: Hold a complete time back until all earlier ones asked for by the
-            shard are done. Makes a difference inside scopes and on dense edges.
+        in_order: Hold a complete time back while an earlier one, by Python's order of
+            times, may still come or has not been told. Makes a difference inside
+            scopes, where one epoch is then told after the other, and on dense edges.
         pact: How records find their shard; default: as `up` is routed.
         name: Shown in traces and errors; the key of its state.
         options: See `OperatorOptions`.

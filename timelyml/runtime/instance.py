@@ -21,6 +21,7 @@ from timelyml.progress import (
     Tracker,
 )
 from timelyml.runtime.channels import ALL_LOCAL_SHARDS, Arrival, OutChannel
+from timelyml.runtime.completion import Completion
 from timelyml.runtime.dense import DenseInput
 from timelyml.runtime.notifications import Notification, NotificationQueue
 from timelyml.runtime.operator import Delivery, Logic, Steps, Wait
@@ -68,7 +69,13 @@ class OperatorInstance:
         self._all_ports = tuple(range(spec.num_inputs))
         self._turn = turn
         self._rights = Rights(spec, output_locations, table)
-        self.notifications = NotificationQueue(in_order=logic.in_order)
+        self._completion = Completion(
+            logic, self._frontiers, dense_inputs, depth=spec.depth
+        )
+        self.notifications = NotificationQueue(
+            in_order=logic.in_order,
+            first={ports: each.first for ports, each in logic.precedence.items()},
+        )
         self._steps: Iterator[Wait | None] | None = None
         self._waits = False  # until a shard is activated
         self._frontier_moved = False
@@ -196,7 +203,7 @@ class OperatorInstance:
     def _notify(self) -> bool:
         if not len(self.notifications):
             return False
-        notification = self.notifications.pop_ready(self.is_complete)
+        notification = self.notifications.pop_ready(self._completion.is_due)
         if notification is None:
             return False
         self._begin(self._deliver(notification))
@@ -308,15 +315,7 @@ class OperatorInstance:
 
     def is_complete(self, shard: int, time: Timestamp, ports: tuple[int, ...]) -> bool:
         """Whether every port has everything for the shard at `time`."""
-        for port in ports:
-            if not self._frontiers[port].less_equal(time):
-                continue
-            counters = self._dense[port]
-            if not counters or not all(
-                counter.is_complete(time, shard) for counter in counters.values()
-            ):
-                return False
-        return True
+        return self._completion.is_complete(shard, time, ports)
 
     def activate(self, shard: int, after_s: float) -> None:
         """Run `on_activate` of a shard."""

@@ -3,7 +3,7 @@
 A notification is asked for by (shard, time, ports) and becomes ready when every
 one of the ports is complete at its time. Ready ones come out in an order that
 extends the partial order of times; with `in_order`, a shard gets none before
-all its earlier ones. Looking for a ready one costs as much as few could be the
+all its earlier ones, nor before those that go first at the same time. Looking for a ready one costs as much as few could be the
 next: however many times are asked for, only the earliest are looked at.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -42,8 +42,11 @@ class Notification:
 class NotificationQueue:
     """All pending notifications of one operator on one worker."""
 
-    def __init__(self, *, in_order: bool) -> None:
+    def __init__(
+        self, *, in_order: bool, first: Mapping[Ports, tuple[Ports, ...]] | None = None
+    ) -> None:
         self._in_order = in_order
+        self._first = first or {}  # with `in_order`: which ports go before which
         self._pending: dict[tuple[int, Timestamp, Ports], Notification] = {}
         self._queues: dict[Ports, _Queue] = {}  # () for all ports, with `in_order`
 
@@ -72,7 +75,7 @@ class NotificationQueue:
         queue = self._queues.get(key)
         if queue is None:
             if self._in_order:
-                queue = _ShardsInOrder()
+                queue = _ShardsInOrder(self._first)
             elif is_dense:
                 queue = _AnyOrder()
             else:
@@ -156,7 +159,8 @@ class _Minimal:
 class _ShardsInOrder:
     """Each shard's own earliest time comes first, whatever its ports are."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: Mapping[Ports, tuple[Ports, ...]]) -> None:
+        self._first = first
         self._by_shard: dict[int, list[Notification]] = {}  # ascending
 
     def add(self, notification: Notification) -> None:
@@ -169,10 +173,25 @@ class _ShardsInOrder:
             for each in pending:
                 if each.time != earliest or (best is not None and not each < best):
                     break
+                if self._must_wait(each, pending):
+                    continue
                 if is_complete(shard, earliest, each.ports):
                     best = each
                     break
         return best
+
+    def _must_wait(
+        self, notification: Notification, pending: list[Notification]
+    ) -> bool:
+        """Whether another one goes first at the same time."""
+        first = self._first.get(notification.ports)
+        if first:
+            for each in pending:
+                if each.time != notification.time:
+                    break
+                if each.ports in first:
+                    return True
+        return False
 
     def remove(self, notification: Notification) -> None:
         pending = self._by_shard[notification.shard]

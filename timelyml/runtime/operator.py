@@ -7,8 +7,8 @@ the runtime.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from timelyml.progress import Timestamp
@@ -45,6 +45,20 @@ Steps = Iterator[Wait | None] | None
 
 
 @dataclass(frozen=True, slots=True)
+class Precedence:
+    """What a notification waits for beside its own ports, where order matters.
+
+    Attributes:
+        first: Sets of ports whose notifications go first at the same time: it waits
+            until they, too, are complete at that time, and delivered if asked for.
+        earlier: Ports whose notifications go first at every earlier time.
+    """
+
+    first: tuple[tuple[int, ...], ...] = ()
+    earlier: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Logic:
     """The callbacks of an operator; `None` means not interested.
 
@@ -67,8 +81,11 @@ class Logic:
             threads, files and sockets, which are no state.
         make_check: Of an input: makes what the driver calls with each payload that is
             to be sent, and that raises to refuse it.
-        in_order: Deliver the notifications of a shard strictly in the order of
-            their times, even where a later one is complete before an earlier one.
+        in_order: Deliver the notifications of a shard in the order of their times: in
+            scopes and on dense edges, too, none comes while one of its ports may still
+            bring an earlier time, by Python's order.
+        precedence: With `in_order`, by the ports of a notification: which others, by
+            other ports, go first.
     """
 
     on_start: Callable[[Any], None] | None = None
@@ -80,3 +97,4 @@ class Logic:
     on_close: Callable[[], None] | None = None
     make_check: Callable[[], Callable[[Any], None]] | None = None
     in_order: bool = False
+    precedence: Mapping[tuple[int, ...], Precedence] = field(default_factory=dict)

@@ -43,6 +43,7 @@ class Oracle:
         self._from_sources: list[Sent] = []
         self._asked: dict[tuple[int, int], set[tuple[Time, tuple[int, ...]]]] = {}
         self._told: dict[tuple[int, int, int], list[Time]] = {}
+        self._last_told: dict[tuple[int, int, tuple[int, ...]], Time] = {}
         self._released: dict[tuple[int, Time], Counter[int]] = {}
         self._ends = set(self.graph.terminal_inputs())
         self._is_dense = {
@@ -278,9 +279,14 @@ class Oracle:
                     "notification",
                     f"{who} is told of {told.time} while it waits for {time}",
                 )
+        key = (told.operator, told.shard, told.ports)
+        last = self._last_told.setdefault(key, told.time)
+        self._last_told[key] = told.time
+        if in_order and told.time < last:
+            self._fail("notification", f"{who} is told of {told.time} after {last}")
         for port in told.ports:
-            key = (told.operator, told.shard, port)
-            self._told.setdefault(key, []).append(told.time)
+            times = self._told.setdefault((told.operator, told.shard, port), [])
+            times.append(told.time)
             if not self._is_dense[told.operator, port]:
                 place = self.graph.location_of_input(told.operator, port)
                 self._check_complete(place, told.time, f"{who} is told")
