@@ -5,6 +5,7 @@ from timelyml.ml.choice import balance_loss, choose, count_choices, routing_weig
 from timelyml.ml.compiled import Compiled, compiled
 from timelyml.ml.compute import compute
 from timelyml.ml.firing import Blocks, Firing, Rule, add_firing_operator
+from timelyml.ml.functions import jit
 from timelyml.ml.moe import (
     DispatchPlan,
     combine,
@@ -13,12 +14,14 @@ from timelyml.ml.moe import (
     place_slots,
     plan_dispatch,
 )
+from timelyml.ml.programs import OfflineClient, program
 
 __all__ = [
     "Blocks",
     "Compiled",
     "DispatchPlan",
     "Firing",
+    "OfflineClient",
     "Rule",
     "add_firing_operator",
     "balance_loss",
@@ -31,10 +34,12 @@ __all__ = [
     "cut_rows",
     "expert_backward",
     "expert_forward",
+    "jit",
     "num_rows_of",
     "on_buckets",
     "pad_rows",
     "place_slots",
     "plan_dispatch",
+    "program",
     "routing_weights",
 ]

@@ -2,49 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 from tests.ml.functions import cases
+from tests.ml.functions.fakes import Client, Slice, Value
 from timelyml.errors import ConfigError, HandleError, TraceError
 from timelyml.ml.functions import ArrayType, JitFunction, jit, recorder, recording
-
-MESH = AbstractMesh((2, 2), ("data", "model"))
-
-
-@dataclass(eq=False)
-class Client:
-    """Notes the calls it is given and returns their types as values."""
-
-    calls: list = field(default_factory=list)
-
-    def call(self, call):
-        self.calls.append(call)
-        computation = call.computation
-        count = computation.num_results
-        types, specs = computation.out_types[:count], computation.out_specs[:count]
-        return [Value(self, *each) for each in zip(types, specs, strict=True)]
-
-
-@dataclass(frozen=True)
-class Value:
-    client: Client
-    type: ArrayType
-    spec: tuple
-
-
-@dataclass(frozen=True)
-class Slice:
-    client: Client
-    name: str = "slice"
-    mesh: AbstractMesh = MESH
-    platform: str = "cpu"
 
 
 @pytest.fixture
@@ -96,7 +63,7 @@ def test_tracing_happens_once_for_equal_arguments(client, slice_):
         ([ones(5)], {}),
         ([ones(4), 2], {}),
         ([ones(4)], {"scale": 2}),
-        ([Value(client, ArrayType((4,), "float32", 4), ("data",))], {}),
+        ([Value(slice_, ArrayType((4,), "float32", 4), ("data",))], {}),
     ):
         before = len(num_traced)
         f(*args, **kwargs)
@@ -130,7 +97,7 @@ def test_a_value_of_another_client_is_refused(slice_):
     def f(x):
         return x
 
-    foreign = Value(Client(), ArrayType((4,), "float32", 4), ())
+    foreign = Value(Slice(Client()), ArrayType((4,), "float32", 4), ())
     with pytest.raises(HandleError, match="'f' is called with a value of another"):
         jit(f, slice=slice_)(foreign)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import linecache
 import re
+import sys
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import jax
@@ -22,6 +23,10 @@ _NOT_THE_USERS = tuple(
         Path(sysconfig.get_path("stdlib")),
     )
 )
+_EXPECTED = {
+    "function": "JAX code that depends on the shapes of arrays, not on their values",
+    "program": "calls of functions that ml.jit compiled, and Python between them",
+}
 _INSTALLED = str(Path(sysconfig.get_path("purelib")))
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>\S+)')
 
@@ -36,14 +41,13 @@ def name_of(fun: Callable[..., Any]) -> str:
     return str(getattr(inner, "__name__", type(inner).__name__))
 
 
-def trace_error(function: str, error: Exception) -> TraceError:
-    """Return the error of a function that cannot be traced, to be raised from `error`."""
+def trace_error(function: str, error: Exception, kind: str = "function") -> TraceError:
+    """Return the error of what cannot be traced, to be raised from `error`."""
     where = _user_line(error.__traceback__)
     reason = f"{type(error).__name__}: {_first_line(error)}"
     return TraceError(
-        f"function {function!r} cannot be traced{_at(where)}; got {reason}; expected "
-        f"JAX code that depends on the shapes of arrays and not on their values; see "
-        f"the error this one came from",
+        f"{kind} {function!r} cannot be traced{_at(where)}; got {reason}; expected "
+        f"{_EXPECTED[kind]}; see the error this one came from",
         function=function,
         where=where,
     )
@@ -89,6 +93,18 @@ def run_failure(function: str, error: Exception) -> ComputationError:
 def line_text(file: str, line: int, name: str) -> str:
     """Return a line of code for people: `train.py:12 in step`."""
     return _line(file, str(line), name)
+
+
+def calling_line() -> str:
+    """Return the user's line that led to the caller: the innermost on the stack."""
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - inspect.stack reads files
+    while frame is not None:
+        if _is_users(frame.f_code.co_filename):
+            return _line(
+                frame.f_code.co_filename, str(frame.f_lineno), frame.f_code.co_name
+            )
+        frame = frame.f_back
+    return ""
 
 
 def _user_line(traceback: TracebackType | None) -> str:

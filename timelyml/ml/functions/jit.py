@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -62,12 +63,16 @@ class Operand(Protocol):
         """Its shape and element type."""
 
     @property
-    def spec(self) -> Spec:
-        """How it is sharded over the mesh of its slice."""
+    def spec(self) -> Spec | None:
+        """How it is sharded over the mesh of its slice; None if it is on none yet."""
 
     @property
-    def client(self) -> Runner:
-        """Whose it is."""
+    def slice(self) -> SliceLike | None:
+        """The slice that it is on; None if it is on none yet."""
+
+    @property
+    def client(self) -> Runner | None:
+        """Whose it is; None if that is not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +187,8 @@ class JitFunction:
         if traced is None:
             traced = self._trace(args, kwargs)
             self._traced[key] = traced
+        if traced.computation.donated:
+            self._check_donated(traced.computation.donated, leaves)
         return TracedCall(
             traced.computation, self.slice, tuple(leaves), traced.out_tree
         )
@@ -197,9 +204,20 @@ class JitFunction:
             platform=self.slice.platform,
         )
 
+    def _check_donated(self, donated: Sequence[int], leaves: Sequence[Any]) -> None:
+        times = Counter(map(id, leaves))
+        for position in donated:
+            if times[id(leaves[position])] > 1:
+                raise HandleError(
+                    f"function {self.name!r} is given a value that it may destroy and "
+                    f"another time; got {leaves[position]!r} {times[id(leaves[position])]} "
+                    f"times; expected once, as it is donated; copy it first",
+                    function=self.name,
+                )
+
     def _type_of(self, leaf: Any) -> ArrayType:
         if isinstance(getattr(leaf, "type", None), ArrayType):
-            if leaf.client is not self.slice.client:
+            if leaf.client is not None and leaf.client is not self.slice.client:
                 raise HandleError(
                     f"function {self.name!r} is called with a value of another client; "
                     f"got {leaf!r}; expected one of its own client; publish it there "

@@ -1,0 +1,192 @@
+"""The nodes of programs, and the values between them.
+
+A sharded computation is one node, however many devices it runs on, and so is a sharded
+transfer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import NamedTuple, TypeAlias
+
+from timelyml.errors import ProgramError
+from timelyml.ml.functions import ArrayType, Computation, LogicalMesh, Spec
+
+
+@dataclass(frozen=True)  # no slots: a place is looked up by its hash at every call
+class Place:
+    """Where a slice stands: its devices in row-major order of its mesh.
+
+    Attributes:
+        hosts: The host of each device.
+    """
+
+    island: str
+    devices: tuple[str, ...]
+    hosts: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.devices) != len(self.hosts):
+            raise ProgramError(
+                f"a place names a host for each device; got {len(self.devices)} devices "
+                f"and {len(self.hosts)} hosts; expected as many"
+            )
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.island, self.devices, self.hosts))
+
+    @cached_property
+    def shards_by_host(self) -> dict[str, tuple[int, ...]]:
+        """For each host the positions of its devices, hosts in order of their first."""
+        found: dict[str, list[int]] = {}
+        for position, host in enumerate(self.hosts):
+            found.setdefault(host, []).append(position)
+        return {host: tuple(each) for host, each in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class SliceNode:
+    """A slice that a program uses; `place` once it is known."""
+
+    name: str
+    mesh: LogicalMesh
+    platform: str
+    place: Place | None = None
+
+
+class Ref(NamedTuple):
+    """An output of a node."""
+
+    node: int
+    output: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What an output is, and where.
+
+    Attributes:
+        spec: How it is sharded over the mesh of its slice; None on the client.
+        slice: The name of its slice; None for a host array that the client sends.
+    """
+
+    type: ArrayType
+    spec: Spec | None = None
+    slice: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Arg:
+    """An argument of the program, or a handle that it captured.
+
+    Attributes:
+        position: Among the operands of a call of the program.
+        label: What the user calls it.
+    """
+
+    position: int
+    label: str
+    value: Value
+
+    @property
+    def operands(self) -> tuple[Ref, ...]:
+        """None: it comes from outside."""
+        return ()
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        """The argument."""
+        return (self.value,)
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A host array that was there when the program was traced."""
+
+    data: bytes
+    value: Value
+
+    @property
+    def operands(self) -> tuple[Ref, ...]:
+        """None: it comes from outside."""
+        return ()
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        """The constant."""
+        return (self.value,)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A computation on a slice.
+
+    Attributes:
+        line: The user's, for errors; empty where a pass put it in.
+    """
+
+    computation: Computation
+    slice: str
+    operands: tuple[Ref, ...]
+    line: str = ""
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        """All outputs of the computation; those that tell of checks come last."""
+        found = self.computation
+        pairs = zip(found.out_types, found.out_specs, strict=True)
+        return tuple(Value(*each, self.slice) for each in pairs)
+
+    @property
+    def donated(self) -> tuple[Ref, ...]:
+        """The operands whose memory it takes."""
+        return tuple(self.operands[i] for i in self.computation.donated)
+
+    @property
+    def has_effects(self) -> bool:
+        """Whether it does more than compute its results."""
+        found = self.computation
+        return found.has_callbacks or found.checks is not None
+
+
+class Route(StrEnum):
+    """How a value gets to another slice."""
+
+    PUT = "put"
+    """From the client, or from the program itself, to a slice."""
+    WITHIN = "within"
+    """From device to device of one island."""
+    BETWEEN = "between"
+    """From island to island, over the network."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A value moved to another slice, sharded as it is needed there.
+
+    One node for all shards. A value that only has to be sharded otherwise, on the
+    devices where it is, is no transfer: that is a computation.
+    """
+
+    operand: Ref
+    value: Value
+    route: Route
+
+    @property
+    def operands(self) -> tuple[Ref, ...]:
+        """What is moved."""
+        return (self.operand,)
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        """What arrives."""
+        return (self.value,)
+
+
+Node: TypeAlias = Arg | Constant | Call | Transfer

@@ -1,0 +1,209 @@
+"""The recorder: turns the calls of a Python block into the nodes of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from timelyml.errors import HandleError, ProgramError, TraceError
+from timelyml.ml.functions import ArrayType, TracedCall, logical_mesh, type_of
+from timelyml.ml.functions.blame import calling_line
+from timelyml.ml.functions.types import dtype_named
+from timelyml.ml.programs.ir import Program
+from timelyml.ml.programs.nodes import (
+    Arg,
+    Call,
+    Constant,
+    Node,
+    Ref,
+    SliceNode,
+    Value,
+)
+from timelyml.ml.programs.placeholders import Placeholder
+
+
+class Recorder:
+    """Stands in for the client while a program is traced.
+
+    Attributes:
+        name: Of the program.
+        captured: Handles that the block uses and that are none of its arguments; they
+            are operands of each call, after the arguments.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.captured: list[Any] = []
+        self._client: Any = None
+        self._slices: dict[str, Any] = {}
+        self._nodes: list[Node] = []
+        self._num_args = 0
+        self._is_done = False
+        self._known: dict[int, tuple[Any, Ref]] = {}
+        self._donated: dict[Ref, str] = {}
+
+    @property
+    def client(self) -> Any:
+        """The client of the slices seen so far; None if there were none.
+
+        Raises:
+            TraceError: The program is traced already, so its values are gone.
+        """
+        if self._is_done:
+            raise TraceError(
+                f"a value of program {self.name!r} is used after the program at "
+                f"{calling_line()}; got a placeholder; expected the program's results; "
+                f"return what is needed later",
+                function=self.name,
+            )
+        return self._client
+
+    def slice_of(self, value: Value) -> Any:
+        """Return the slice that a value is on; None on the client."""
+        return None if value.slice is None else self._slices[value.slice]
+
+    def argument(self, leaf: Any, label: str) -> Placeholder:
+        """Add an argument of the program; return what stands for it."""
+        return self._placeholder(Ref(self._add_arg(leaf, label)))
+
+    def call(self, call: TracedCall) -> Sequence[Any]:
+        """Record a call of a compiled function; return what stands for its results."""
+        self._use_slice(call.slice)
+        line = calling_line()
+        operands = tuple(
+            self._operand(each, call.computation.in_types[i], call.computation.name)
+            for i, each in enumerate(call.operands)
+        )
+        node = Call(call.computation, call.slice.name, operands, line)
+        self._donate(node)
+        index = self._add(node)
+        count = call.computation.num_results
+        return [self._placeholder(Ref(index, output)) for output in range(count)]
+
+    def program(self, leaves: Sequence[Any], is_fusible: bool) -> Program:
+        """Return the program with these results; nothing is recorded after.
+
+        Raises:
+            ProgramError: It calls nothing.
+            HandleError: A result was donated.
+            TraceError: A result is no array.
+        """
+        results = tuple(self._result(leaf) for leaf in leaves)
+        self._is_done = True
+        if not any(isinstance(node, Call) for node in self._nodes):
+            raise ProgramError(
+                f"program {self.name!r} computes nothing; got a block without calls of "
+                f"compiled functions; expected at least one; compile them with ml.jit",
+                program=self.name,
+            )
+        slices = tuple(
+            SliceNode(name, logical_mesh(each.mesh), each.platform)
+            for name, each in self._slices.items()
+        )
+        return Program(
+            self.name, slices, tuple(self._nodes), results, self._num_args, is_fusible
+        )
+
+    def _result(self, leaf: Any) -> Ref:
+        try:
+            array_type = type_of(leaf)
+        except TypeError as error:
+            raise TraceError(
+                f"program {self.name!r} returns what is no array; got a "
+                f"{type(leaf).__name__}: {leaf!r}; expected arrays and trees of them; "
+                f"return it beside the program",
+                function=self.name,
+            ) from error
+        return self._operand(leaf, array_type, "")
+
+    def _operand(self, leaf: Any, array_type: ArrayType, user: str) -> Ref:
+        """The output that a value is, which a function (or the result, "") uses."""
+        if isinstance(leaf, Placeholder):
+            if leaf.recorder is not self:
+                raise TraceError(
+                    f"program {self.name!r} uses a value of another program at "
+                    f"{calling_line()}; got {leaf!r}; expected its own; pass it in as "
+                    f"an argument, and out as a result",
+                    function=self.name,
+                )
+            ref = leaf.ref
+        elif (known := self._known.get(id(leaf))) is not None:
+            ref = known[1]
+        elif isinstance(getattr(leaf, "type", None), ArrayType):
+            ref = Ref(self._add_arg(leaf, f"captured {len(self.captured)}"))
+            self.captured.append(leaf)
+            self._known[id(leaf)] = leaf, ref  # kept, so that its id stays its own
+        else:
+            return self._constant(leaf, array_type)
+        if ref in self._donated:
+            user = f"function {user!r}" if user else "the result"
+            raise HandleError(
+                f"program {self.name!r} uses a value after it was donated; got "
+                f"{self._nodes[ref.node].outputs[ref.output].type} in {user} at "
+                f"{calling_line()}, donated at {self._donated[ref]}; expected no use "
+                f"after; donate it last, or do not",
+                program=self.name,
+            )
+        return ref
+
+    def _constant(self, leaf: Any, array_type: ArrayType) -> Ref:
+        if array_type.key_impl is None:
+            host = np.asarray(leaf, dtype_named(array_type.dtype))
+        else:
+            host = np.asarray(jax.random.key_data(leaf))
+        value = Value(array_type)
+        return Ref(self._add(Constant(np.ascontiguousarray(host).tobytes(), value)))
+
+    def _donate(self, node: Call) -> None:
+        captured = {known for _, known in self._known.values()}
+        for ref in node.donated:
+            if ref in captured:
+                raise HandleError(
+                    f"program {self.name!r} donates a value that it captured; got "
+                    f"{node.computation.name!r} at {node.line}; expected an argument, as "
+                    f"the value is gone at the next call; pass it in",
+                    program=self.name,
+                )
+            if node.operands.count(ref) > 1:
+                raise HandleError(
+                    f"program {self.name!r} donates a value and uses it in the same "
+                    f"call; got {node.computation.name!r} at {node.line}; expected it "
+                    f"once among the arguments; copy it first",
+                    program=self.name,
+                )
+            self._donated[ref] = node.line
+
+    def _add_arg(self, leaf: Any, label: str) -> int:
+        array_type = type_of(leaf)
+        slice_ = getattr(leaf, "slice", None)
+        if not isinstance(getattr(leaf, "type", None), ArrayType) or slice_ is None:
+            value = Value(array_type)
+        else:
+            self._use_slice(slice_)
+            value = Value(array_type, leaf.spec, slice_.name)
+        position = self._num_args
+        self._num_args += 1
+        return self._add(Arg(position, label, value))
+
+    def _add(self, node: Node) -> int:
+        self._nodes.append(node)
+        return len(self._nodes) - 1
+
+    def _placeholder(self, ref: Ref) -> Placeholder:
+        value = self._nodes[ref.node].outputs[ref.output]
+        return Placeholder(self, ref, value)
+
+    def _use_slice(self, slice_: Any) -> None:
+        if self._client is None:
+            self._client = slice_.client
+        if slice_.client is not self._client:
+            raise HandleError(
+                f"program {self.name!r} uses slices of two clients; got {slice_.name!r} "
+                f"at {calling_line()}; expected those of one; publish values of the "
+                f"other client and open them here",
+                program=self.name,
+            )
+        self._slices.setdefault(slice_.name, slice_)
