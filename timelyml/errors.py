@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+MAX_SUMMARY_CHARACTERS = 2_000
+
 
 class TimelyError(Exception):
     """Base of every error that timelyml raises on purpose.
@@ -73,6 +75,15 @@ class CapabilityError(TimelyError):
 
 class PayloadError(TimelyError):
     """A payload is not a list of records or columns of one length."""
+
+
+class UnreadableError(PayloadError):
+    """A record was pickled where it was sent and does not unpickle where it came to.
+
+    `__cause__` is what its class raised; `rest` what came with it.
+    """
+
+    rest: Any = None
 
 
 class SchemaError(PayloadError):
@@ -216,3 +227,24 @@ class LaunchOrderError(InvariantError):
 
 class ProgressProtocolError(InvariantError):
     """A progress batch is a duplicate, out of sequence, or of another generation."""
+
+
+def summary_of(error: BaseException) -> str:
+    """Return type and message on one line, whatever its `__str__` does.
+
+    >>> summary_of(KeyError("x"))
+    "KeyError: 'x'"
+    """
+    try:
+        text = str(error).replace("\n", " ")
+    except BaseException as problem:  # noqa: BLE001  of the user's
+        text = f"(its __str__ raised {type(problem).__name__})"
+    return f"{type(error).__name__}: {shortened(text, MAX_SUMMARY_CHARACTERS)}"
+
+
+def shortened(text: str, limit: int) -> str:
+    """Cut the middle out: the beginning and the end tell the most."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]} [{len(text) - 2 * half} characters] {text[-half:]}"

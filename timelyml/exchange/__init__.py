@@ -35,7 +35,9 @@ from timelyml.exchange.transport import (
     LinkFailure,
     Transport,
     TransportMetrics,
+    Unreadable,
 )
+from timelyml.exchange.unread import Unread, holds_failed
 from timelyml.exchange.zmq_transport import ZmqTransport
 
 __all__ = [
@@ -53,11 +55,14 @@ __all__ = [
     "SpillingQueue",
     "Transport",
     "TransportMetrics",
+    "Unread",
+    "Unreadable",
     "ZmqTransport",
     "as_payload",
     "concat",
     "destination_of",
     "destinations_by_key",
+    "holds_failed",
     "leaves_of",
     "map_columns",
     "num_records",

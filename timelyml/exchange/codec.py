@@ -9,6 +9,7 @@ and unpickled only if the codec was told that its peers are authenticated.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,10 +18,16 @@ from typing import Any, TypeAlias
 import msgpack
 import numpy as np
 
-from timelyml.errors import PayloadError, WireError
+from timelyml.errors import (
+    PayloadError,
+    UnreadableError,
+    WireError,
+    summary_of,
+)
 from timelyml.exchange.arrays import array_from_bytes, dtype_token, raw_bytes
 from timelyml.exchange.garbled import garbled
 from timelyml.exchange.schema import Schema, build_schemas
+from timelyml.exchange.unread import Unread
 from timelyml.exchange.values import (
     NATIVE,
     PLAIN,
@@ -85,6 +92,8 @@ class Codec:
         self._buffers: list[Buffer] = []  # of the message in work
         self._open_marks = 0
         self._has_marks = 0
+        self._num_pickles = 0  # begun, of the message that is decoded
+        self._failed_pickle = 0  # the number of the one that does not unpickle
         self._encoders: dict[type[Any], Callable[[Any], Any]] = {
             tuple: _encode_tuple,
             np.ndarray: self._encode_array,
@@ -112,6 +121,9 @@ class Codec:
         self._unpack_plain = partial(unpack, ext_hook=_refuse_ext)
         self._unpack_marked = partial(
             unpack, list_hook=self._on_list, ext_hook=self._on_ext
+        )
+        self._unpack_rest = partial(
+            unpack, list_hook=self._on_list_of_rest, ext_hook=self._on_ext
         )
 
     def encode(self, message: Any) -> tuple[bytes, list[Buffer]]:
@@ -147,26 +159,50 @@ class Codec:
         """Return the message; its arrays are read-only views of body and buffers.
 
         Raises:
+            UnreadableError: A pickled value in it does not come back; `rest` is the
+                message with an `Unread` in place of each.
             WireError: The bytes are no message that these classes could have made.
         """
         self._buffers = list(buffers)
-        self._open_marks = 0
+        self._open_marks = self._num_pickles = 0
         try:
             # The last byte says whether there are marks: hooks cost 0.1 us per list.
             unpack = self._unpack_marked if body[-1] else self._unpack_plain
             return self._message(*unpack(body))
-        except WireError:
-            raise
-        except Exception as error:
-            kind = type(error).__name__
-            raise garbled(
-                "a frame cannot be decoded",
-                f"{kind}: {error}",
-                "what a codec of this version encodes",
-                cause=kind,
-            ) from error
+        except BaseException as error:  # a class that is unpickled may raise anything
+            failure = self._failure(error, body)
+            if failure is error:
+                raise
+            raise failure from error
         finally:
             self._buffers = []
+
+    def _failure(self, error: BaseException, body: Buffer) -> BaseException:
+        """Return what to raise for an error of decoding.
+
+        Where all but what was pickled can be decoded, the frame is in order, and the
+        class of that value, or of a key or a member of a set, is at fault.
+        """
+        if self._num_pickles:
+            self._failed_pickle = self._num_pickles
+            self._open_marks = self._num_pickles = 0
+            with contextlib.suppress(Exception):
+                rest = self._message(*self._unpack_rest(body))
+                return UnreadableError(
+                    f"a record does not unpickle where it came to; got "
+                    f"{summary_of(error)}; expected what pickles to come back; mend its "
+                    f"class, or send plain values",
+                    rest=rest,
+                )
+        if isinstance(error, WireError) or not isinstance(error, Exception):
+            return error
+        kind = type(error).__name__
+        return garbled(
+            "a frame cannot be decoded",
+            f"{kind}: {error}",
+            "what a codec of this version encodes",
+            cause=kind,
+        )
 
     def _message(self, index: Any, fields: Any, _: Any) -> Any:
         if self._open_marks:
@@ -245,10 +281,11 @@ class Codec:
 
         try:
             pickled = self._dumps(value, keep_in_band)
-        except Exception as error:
+        except BaseException as error:  # a class that is pickled may raise anything
             raise PayloadError(
                 f"a record cannot be sent to another process; got "
-                f"{type(value).__name__}: {error}; expected something that pickles; "
+                f"{type(value).__name__}: {summary_of(error)}; expected something that "
+                f"pickles; "
                 f"send plain values or arrays",
                 got=type(value).__name__,
             ) from error
@@ -265,6 +302,22 @@ class Codec:
             self._open_marks -= 1
             return self._decoders[items[0].code](items)
         return items
+
+    def _on_list_of_rest(self, items: list[Any]) -> Any:
+        """As `_on_list`, but leave what is pickled alone."""
+        if not items or type(items[0]) is not _Mark:
+            return items
+        code = items[0].code
+        unread = {item for item in items if type(item) is Unread}
+        if code == _PICKLE:
+            self._open_marks -= 1
+            self._num_pickles += 1
+            is_failed = self._num_pickles == self._failed_pickle
+            return Unread.FAILED if is_failed else Unread.UNTRIED
+        if unread and code in (_ROWS, _SPREAD):  # a whole column was pickled
+            self._open_marks -= 1
+            return Unread.FAILED if Unread.FAILED in unread else Unread.UNTRIED
+        return self._on_list(items)
 
     def _decode_array(self, items: list[Any]) -> Any:
         _, token, shape, where = items
@@ -283,6 +336,7 @@ class Codec:
             )
         _, pickled, indices = items
         buffers = [self._buffers[index] for index in indices]
+        self._num_pickles += 1
         return pickle.loads(pickled, buffers=buffers)  # noqa: S301 - authenticated
 
 

@@ -56,15 +56,23 @@ class SpillingQueue:
         budget_bytes: Memory for queued blocks.
         directory: Where the temporary files go.
         codec: Encodes spilled blocks; it must know, or be allowed to pickle, them.
+        who: Whose queue it is, in errors.
     """
 
-    def __init__(self, budget_bytes: int, directory: Path, codec: Codec) -> None:
+    def __init__(
+        self,
+        budget_bytes: int,
+        directory: Path,
+        codec: Codec,
+        who: str = "a queue inside a loop",
+    ) -> None:
         self.budget_bytes = budget_bytes
         self.memory_bytes = 0
         self.disk_bytes = 0
         self.spilled_blocks = 0  # in all, for metrics
         self._directory = directory
         self._codec = codec
+        self._who = who
         self._memory: deque[tuple[Any, int]] = deque()
         self._segments: deque[_Segment] = deque()
         self._on_disk: deque[int] = deque()  # sizes, oldest first
@@ -95,7 +103,7 @@ class SpillingQueue:
             self._segments[-1].append(body, buffers)
         except OSError as error:
             raise SpillError(
-                f"a queue inside a loop cannot spill; got {error.strerror} in "
+                f"{self._who} cannot spill what waits for it in a loop; got {error.strerror} in "
                 f"{str(self._directory)!r}; expected room for {size_bytes} bytes; free "
                 f"the disk or raise the memory budget of loops",
                 path=str(self._directory),
@@ -106,7 +114,11 @@ class SpillingQueue:
         self.spilled_blocks += 1
 
     def pop(self) -> Any:
-        """Remove and return the oldest block; IndexError if there is none."""
+        """Remove and return the oldest block; IndexError if there is none.
+
+        Raises:
+            UnreadableError: It was spilled, and a record of it does not unpickle.
+        """
         if self._memory:
             block, size_bytes = self._memory.popleft()
             self.memory_bytes -= size_bytes

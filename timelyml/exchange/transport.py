@@ -39,6 +39,21 @@ class LinkFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A message with a pickled value that does not unpickle; the link goes on.
+
+    Delivered in place of the message.
+
+    Attributes:
+        message: The message, with `Unread` in the place of what was pickled.
+        error: What the value's class raised.
+    """
+
+    message: object
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
 class Endpoint:
     """Where a transport listens, one address per lane, and its CURVE public key."""
 

@@ -9,11 +9,16 @@ from typing import Any
 
 import zmq
 
-from timelyml.errors import ConfigError, WireError
+from timelyml.errors import ConfigError, UnreadableError, WireError
 from timelyml.exchange.codec import Codec
 from timelyml.exchange.frames import Kind, read_frames
 from timelyml.exchange.security import CurveKeys
-from timelyml.exchange.transport import Incoming, Lane, TransportMetrics
+from timelyml.exchange.transport import (
+    Incoming,
+    Lane,
+    TransportMetrics,
+    Unreadable,
+)
 from timelyml.exchange.zmq_link import IncomingLink
 
 LIMITS = (256, 64)
@@ -126,6 +131,8 @@ class Inbox:
         if wrong is None:
             try:
                 message = self._codec.decode(received.body, received.buffers)
+            except UnreadableError as error:
+                message = Unreadable(error.rest, error.__cause__ or error)
             except WireError as error:
                 wrong = str(error)
         if wrong is not None:

@@ -9,19 +9,26 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from timelyml.errors import (
-    InvariantError,
+    PayloadError,
     PeerError,
     PeerLostError,
     RunStoppedError,
     TimelyError,
+    summary_of,
 )
-from timelyml.exchange import CONTROLLER, Endpoint, Lane, LinkFailure, Transport
+from timelyml.exchange import (
+    CONTROLLER,
+    Lane,
+    LinkFailure,
+    Transport,
+    Unreadable,
+)
 from timelyml.runtime.effects import Effect, Ended, Send
-from timelyml.runtime.failure import unpack_error
-from timelyml.runtime.membership import Membership, Phase
+from timelyml.runtime.failure import own_failure, unpack_error
+from timelyml.runtime.membership import Connectable, Keeper, Membership, Phase
 from timelyml.runtime.messages import (
     HANDSHAKE,
     Connect,
@@ -30,10 +37,11 @@ from timelyml.runtime.messages import (
     Heartbeat,
     Hello,
     LinkLost,
-    ProgressMessage,
     ServiceMessage,
     Shutdown,
+    generation_of,
 )
+from timelyml.runtime.pickles import unreadable_failure, unsendable_failure
 from timelyml.runtime.run_state import RunPhase, RunPlan, RunState
 from timelyml.runtime.service import ServiceHost, ServiceSpec
 
@@ -43,23 +51,6 @@ SUSPICION_S = 1.0
 
 Observer = Callable[[Effect], None]
 """Told everything about one run, in order; runs in the controller's thread."""
-
-
-class Connectable(Protocol):
-    """A transport whose peers have addresses."""
-
-    def connect(self, peer: int, endpoint: Endpoint) -> None:
-        """Open the way to a peer."""
-
-
-class Keeper(Protocol):
-    """Whoever started the workers, as far as the controller needs it."""
-
-    def stderr_tail(self, worker: int) -> str:
-        """Return the last lines that a worker wrote to stderr."""
-
-    def kill(self, worker: int) -> None:
-        """End a worker that was given up, so that it cannot wake up late."""
 
 
 class Controller:
@@ -287,6 +278,19 @@ class Controller:
             case LinkFailure():
                 what = f"has lost its link: {message.reason}"
                 self._suspect(lambda: self.lose_worker(peer, what))
+            case Unreadable() if generation_of(message.message) < 0:
+                what = f"sent what does not unpickle: {summary_of(message.error)}"
+                self.lose_worker(peer, what)
+            case Unreadable():
+                self._decide(
+                    generation_of(message.message),
+                    lambda run, now: run.fail(
+                        unreadable_failure(
+                            run.plan.graph, message, peer=peer, here=CONTROLLER
+                        ),
+                        now,
+                    ),
+                )
             case LinkLost():
                 other, reason = message.peer, message.reason
                 self._suspect(lambda: self.lose_link(peer, other, reason))
@@ -311,10 +315,7 @@ class Controller:
                 self._send(Send(index, Connect(endpoints)))
 
     def _on_run_message(self, peer: int, message: object) -> None:
-        if isinstance(message, ProgressMessage):
-            generation = message.batch.generation
-        else:
-            generation = getattr(message, "generation", -1)
+        generation = generation_of(message)
         if generation not in self._runs:
             self.num_stale += 1
             return
@@ -348,7 +349,7 @@ class Controller:
         try:
             effects = event(run, now)
         except Exception as error:  # noqa: BLE001  the run's end, not that of others
-            effects = run.fail(_as_timely_error(error), now)
+            effects = run.fail(own_failure("the controller", error), now)
         if run.phase is RunPhase.ENDED:
             self._runs.pop(generation, None)
         for effect in effects:
@@ -374,10 +375,17 @@ class Controller:
     def _send(self, effect: Send) -> None:
         try:
             self._deliver(effect.worker, effect.message, effect.lane)
-        except TimelyError as error:  # e.g. a record of an input that does not pickle
-            failure = error
-            generation = getattr(effect.message, "generation", -1)
-            self.ask(generation, lambda run, now: run.fail(failure, now))
+        except PayloadError as error:  # a record of an input
+            problem = error
+            self.ask(
+                generation_of(effect.message),
+                lambda run, now: run.fail(
+                    unsendable_failure(
+                        run.plan.graph, effect.message, problem, effect.worker
+                    ),
+                    now,
+                ),
+            )
 
     def _closed_error(self) -> RunStoppedError:
         msg = (
@@ -385,15 +393,3 @@ class Controller:
             "until its runs are over; call result() before it closes"
         )
         return RunStoppedError(msg)
-
-
-def _as_timely_error(error: Exception) -> TimelyError:
-    if isinstance(error, TimelyError):
-        return error
-    msg = (
-        f"the controller failed on a run; got {type(error).__name__}: {error}; expected "
-        "every event to be decided; report it, as this is a bug"
-    )
-    failure = InvariantError(msg)
-    failure.__cause__ = error
-    return failure

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from timelyml.errors import InvariantError, StateLimitError
+from timelyml.errors import InvariantError, PayloadError, StateLimitError
 from timelyml.exchange import CONTROLLER, Codec, Lane, SpillingQueue, Transport
 from timelyml.graph import Graph
 from timelyml.progress import CapabilityTable, Timestamp, Tracker
@@ -32,6 +32,7 @@ from timelyml.runtime.messages import (
 from timelyml.runtime.metering import Holding, holdings_of, metrics_of
 from timelyml.runtime.moving import ShardImage, export_shard, import_shard
 from timelyml.runtime.outside import Wakes, close_outside
+from timelyml.runtime.pickles import unsendable_failure
 from timelyml.runtime.progress_link import ProgressLink
 from timelyml.runtime.refunds import Refunds
 from timelyml.runtime.state import StateStore
@@ -105,11 +106,10 @@ class Dataflow:
             if channel.is_cyclic
         }
 
-    def _make_spill(
-        self, operator: int, codec: Codec, directory: Path
-    ) -> SpillingQueue:
-        queue = SpillingQueue(self.config.loop_budget_bytes, directory, codec)
-        self.instances[operator].spilled.append(queue)
+    def _make_spill(self, operator: int, codec: Codec, where: Path) -> SpillingQueue:
+        instance, budget = self.instances[operator], self.config.loop_budget_bytes
+        queue = SpillingQueue(budget, where, codec, f"operator {instance.name!r}")
+        instance.spilled.append(queue)
         return queue
 
     def start(self) -> None:
@@ -341,7 +341,7 @@ class Dataflow:
                 if rides:
                     told.add(peer)
                 message = DataMessage(self.generation, blocks, batch if rides else None)
-                self._transport.send(peer, message, Lane.BULK)
+                self._send_data(peer, message)
         if batch is not None:
             self._tell(batch, told)
         if is_broadcast:
@@ -350,6 +350,13 @@ class Dataflow:
                 self._send_progress(CONTROLLER, ProgressMessage(merged))
         for peer, refunds in self._refunds.take_due():
             self._transport.send(peer, CreditMessage(self.generation, refunds))
+
+    def _send_data(self, peer: int, message: DataMessage) -> None:
+        try:
+            self._transport.send(peer, message, Lane.BULK)
+        except PayloadError as error:
+            failure = unsendable_failure(self.graph, message, error, self.worker_index)
+            raise failure from error
 
     def _tell(self, batch: Any, told: set[int]) -> None:
         self.progress.num_riders += len(told)

@@ -11,14 +11,10 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from timelyml.errors import InvariantError, OperatorError, TimelyError
+from timelyml.errors import InvariantError, OperatorError, TimelyError, summary_of
 from timelyml.progress import Timestamp
 from timelyml.runtime.shipping import dumps, loads
-from timelyml.runtime.tracebacks import (
-    summary_of,
-    user_traceback,
-    with_source_lines,
-)
+from timelyml.runtime.tracebacks import user_traceback, with_source_lines
 
 MAX_ERROR_BYTES = 16 << 20  # of one error that crosses processes
 
@@ -34,15 +30,25 @@ def operator_failure(
     worker: int,
     shard: int | None,
     time: Timestamp | None,
+    what: str = "failed",
 ) -> OperatorError:
-    """Wrap what a user's function raised; call it where the traceback is alive."""
+    """Wrap what a user's function raised; call it where the traceback is alive.
+
+    Args:
+        cause: What was raised.
+        operator: Name of the operator.
+        worker: Index of the worker where it was.
+        shard: Index of the shard, if it was one.
+        time: Timestamp of what was processed, if anything was.
+        what: What the operator did, between its name and the place.
+    """
     text = user_traceback(cause)
     where = f"worker {worker}"
     if shard is not None:
         where += f", shard {shard}"
     if time is not None:
         where += f", at time {time!r}"
-    msg = f"operator {operator!r} failed on {where}: {summary_of(cause)}"
+    msg = f"operator {operator!r} {what} on {where}: {summary_of(cause)}"
     values = {
         "operator": operator,
         "worker": worker,
@@ -51,6 +57,18 @@ def operator_failure(
         "traceback_text": text,
     }
     return make_operator_error(msg, values, cause)
+
+
+def own_failure(who: str, error: BaseException) -> TimelyError:
+    """Return an error of ours as it is, and any other as a bug of `who`."""
+    if isinstance(error, TimelyError):
+        return error
+    failure = InvariantError(
+        f"{who} failed; got {summary_of(error)}; expected only operators to fail; "
+        "report it, as this is a bug"
+    )
+    failure.__cause__ = error
+    return failure
 
 
 def make_operator_error(

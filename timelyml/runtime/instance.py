@@ -236,6 +236,7 @@ class OperatorInstance:
     def _take_spilled(self) -> bool:
         for queue in self.spilled:
             if len(queue):
+                self.current = (-1, None)  # until it is read, nobody knows
                 self._begin(self._consume(queue.pop()))
                 return True
         return False

@@ -9,9 +9,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
 from timelyml.errors import PeerError
 from timelyml.exchange import Endpoint
+
+
+class Connectable(Protocol):
+    """A transport whose peers have addresses."""
+
+    def connect(self, peer: int, endpoint: Endpoint) -> None:
+        """Open the way to a peer."""
+
+
+class Keeper(Protocol):
+    """Whoever started the workers, as far as the controller needs it."""
+
+    def stderr_tail(self, worker: int) -> str:
+        """Return the last lines that a worker wrote to stderr."""
+
+    def kill(self, worker: int) -> None:
+        """End a worker that was given up, so that it cannot wake up late."""
 
 
 class Phase(Enum):

@@ -265,3 +265,15 @@ MESSAGE_TYPES: tuple[type, ...] = (
     LinkLost,
 )
 """What the codec encodes; in this order on both sides."""
+
+
+def generation_of(message: object) -> int:
+    """Return the run that a message belongs to; -1: to none.
+
+    >>> generation_of(Start(7)), generation_of(Shutdown())
+    (7, -1)
+    """
+    if isinstance(message, ProgressMessage):
+        return message.batch.generation
+    generation: int = getattr(message, "generation", -1)
+    return generation

@@ -13,7 +13,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from timelyml.errors import OperatorError, ReentryError, RunStoppedError, TimelyError
+from timelyml.errors import (
+    OperatorError,
+    ReentryError,
+    RunStoppedError,
+    TimelyError,
+    summary_of,
+)
 from timelyml.graph import Graph
 from timelyml.progress import Timestamp, minimum
 from timelyml.runtime.config import INPUT_KIND, PROBE_KIND
@@ -30,6 +36,7 @@ from timelyml.runtime.effects import (
 )
 from timelyml.runtime.recording import Recording
 from timelyml.runtime.result import Result
+from timelyml.runtime.signals import is_interrupt
 
 COLLECT_KIND = "collect"
 CREDIT_TAG = "input-credit"
@@ -127,12 +134,14 @@ class RunRecord:
                 self._on_message(
                     message.operator, message.shard, message.tag, message.body
                 )
-            except Exception as problem:  # noqa: BLE001 - whatever user code raises
+            except BaseException as problem:  # exits too: the controller goes on
+                if is_interrupt(problem):
+                    raise
                 self._listener_failed(problem)
 
-    def _listener_failed(self, problem: Exception) -> None:
+    def _listener_failed(self, problem: BaseException) -> None:
         self._on_message = None
-        msg = f"the driver's on_message failed: {type(problem).__name__}: {problem}"
+        msg = f"the driver's on_message failed: {summary_of(problem)}"
         error = OperatorError(msg)
         error.__cause__ = problem
         if self._on_listener_error is not None:

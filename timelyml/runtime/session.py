@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, TypeGuard
 
-from timelyml.errors import ConfigError, InvariantError, PeerError
+from timelyml.errors import ConfigError, InvariantError, PeerError, summary_of
 from timelyml.exchange import Transport
 from timelyml.runtime.controller import Controller
 from timelyml.runtime.enquiries import EnquiryServer
@@ -25,6 +25,7 @@ from timelyml.runtime.launch import Launcher
 from timelyml.runtime.loop import Endpoint, drive
 from timelyml.runtime.record import RunRecord, reentry_error
 from timelyml.runtime.run import Run, RunIdentity
+from timelyml.runtime.signals import is_interrupt
 
 CLOSE_TIMEOUT_S = 20.0
 TURN_TIMEOUT_S = 0.05  # how soon one that waits to drive sees that it need not
@@ -130,8 +131,10 @@ class Session:
                 lambda: controller.is_stopped or is_enough(),
                 time.monotonic,
             )
-        except Exception as problem:  # noqa: BLE001 - nobody may wait for it in vain
-            msg = f"the controller failed: {type(problem).__name__}: {problem}"
+        except BaseException as problem:  # nobody may wait for it in vain
+            if is_interrupt(problem):
+                raise
+            msg = f"the controller failed: {summary_of(problem)}"
             error = InvariantError(msg)
             error.__cause__ = problem
             controller.end_all(error)

@@ -9,7 +9,10 @@ an authenticated link, may reach `unship`.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import io
+import itertools
 import pickle
 import sys
 import types
@@ -18,14 +21,16 @@ from typing import Any
 
 import cloudpickle
 
-from timelyml.errors import ShippingError
+from timelyml.errors import ShippingError, summary_of
 from timelyml.exchange import Codec
-from timelyml.graph import Graph
+from timelyml.graph import Graph, OperatorSpec
 from timelyml.runtime.config import ShippedRun
 from timelyml.runtime.culprit import Culprit, find_culprit
 from timelyml.runtime.messages import MESSAGE_TYPES
 from timelyml.runtime.service import ServiceSpec, message_types
+from timelyml.runtime.signals import is_interrupt
 
+_NAME = [field.name for field in dataclasses.fields(OperatorSpec)].index("name")
 _ANONYMOUS_FILE = "<dynamic-code>"  # what cloudpickle calls the file of all code
 
 
@@ -46,17 +51,22 @@ def unship(shipped: bytes) -> ShippedRun:
     """Rebuild what `ship` pickled; runs code that the bytes name.
 
     Raises:
-        ShippingError: A module or name that it needs does not exist here.
+        ShippingError: A module or name that it needs does not exist here, or a class
+            of what was captured raised; names the operator, where that can be told.
     """
     try:
         run = pickle.loads(shipped)  # noqa: S301 - sent by the process that started us
-    except Exception as error:
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        what = summary_of(error)
         msg = (
-            f"the shipped dataflow cannot be rebuilt in this worker; got "
-            f"{type(error).__name__}: {error}; expected every module that it uses to "
-            "be importable here; install it for the workers or define it in the script"
+            f"{_not_rebuilt(shipped)} cannot be rebuilt in this worker; got {what}; "
+            "expected what was captured to come back from pickling, and every module "
+            "that it uses to be importable here; install it for the workers or define "
+            "it in the script"
         )
-        raise ShippingError(msg, reason=repr(error)) from error
+        raise ShippingError(msg, reason=what) from error
     if not isinstance(run, ShippedRun):
         msg = (
             f"the shipped bytes are no dataflow; got {type(run).__name__}; expected "
@@ -64,6 +74,20 @@ def unship(shipped: bytes) -> ShippedRun:
         )
         raise ShippingError(msg, reason=type(run).__name__)
     return run
+
+
+def _not_rebuilt(shipped: bytes) -> str:
+    """Say whose part of a run cannot be unpickled, by doing it once more in Python."""
+    unpickler: Any = pickle._Unpickler(io.BytesIO(shipped))  # noqa: SLF001  shows how far it came
+    with contextlib.suppress(BaseException):
+        unpickler.load()
+    # Within a specification, the object and the list of its values are at the end of
+    # one level, and the values so far are the next.
+    for outer, values in itertools.pairwise([*unpickler.metastack, unpickler.stack]):
+        is_within = len(outer) > 1 and isinstance(outer[-2], OperatorSpec)
+        if is_within and len(values) > _NAME:
+            return f"operator {values[_NAME]!r}"
+    return "the shipped dataflow"
 
 
 def dumps(

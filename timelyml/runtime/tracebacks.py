@@ -11,7 +11,8 @@ import re
 import traceback
 from pathlib import Path
 
-MAX_SUMMARY_CHARACTERS = 2_000
+from timelyml.errors import shortened, summary_of
+
 MAX_TRACEBACK_CHARACTERS = 100_000
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
@@ -29,28 +30,7 @@ def user_traceback(error: BaseException) -> str:
         text = "".join(traceback.format_exception(type(error), error, shown))
     except BaseException:  # noqa: BLE001  attributes of the exception may raise anything
         text = "".join(traceback.format_tb(shown)) + summary_of(error)
-    return _shortened(text, MAX_TRACEBACK_CHARACTERS)
-
-
-def summary_of(error: BaseException) -> str:
-    """Return type and message on one line, whatever the type's `__str__` does.
-
-    >>> summary_of(KeyError("x"))
-    "KeyError: 'x'"
-    """
-    try:
-        text = str(error).replace("\n", " ")
-    except BaseException as problem:  # noqa: BLE001  as above
-        text = f"(its __str__ raised {type(problem).__name__})"
-    return f"{type(error).__name__}: {_shortened(text, MAX_SUMMARY_CHARACTERS)}"
-
-
-def _shortened(text: str, limit: int) -> str:
-    """Cut the middle out: the beginning and the end tell the most."""
-    if len(text) <= limit:
-        return text
-    half = limit // 2
-    return f"{text[:half]} [{len(text) - 2 * half} characters] {text[-half:]}"
+    return shortened(text, MAX_TRACEBACK_CHARACTERS)
 
 
 def with_source_lines(text: str) -> str:

@@ -12,16 +12,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from timelyml.errors import InvariantError, PeerError, PeerLostError, TimelyError
+from timelyml.errors import InvariantError, PeerError, PeerLostError, summary_of
 from timelyml.exchange import (
     CONTROLLER,
     Codec,
     Lane,
     LinkFailure,
     Transport,
+    Unreadable,
 )
 from timelyml.runtime.dataflow import Dataflow
-from timelyml.runtime.failure import operator_failure, pack_error
+from timelyml.runtime.failure import operator_failure, own_failure, pack_error
 from timelyml.runtime.messages import (
     Connect,
     Connected,
@@ -41,7 +42,9 @@ from timelyml.runtime.messages import (
     Shutdown,
     Start,
     StopSources,
+    generation_of,
 )
+from timelyml.runtime.pickles import unreadable_failure
 from timelyml.runtime.service import ServiceHost, ServiceSpec
 from timelyml.runtime.shipping import unship
 from timelyml.runtime.signals import is_interrupt
@@ -93,6 +96,7 @@ class Worker:
             ServiceMessage: self._services.handle,
             Shutdown: self._on_shutdown,
             LinkFailure: self._on_link_failure,
+            Unreadable: self._on_unreadable,
         }
 
     def step(self) -> bool:
@@ -264,6 +268,19 @@ class Worker:
         self._services.close()
         self.is_stopped = True
 
+    def _on_unreadable(self, peer: int, message: Unreadable) -> None:
+        generation = generation_of(message.message)
+        if generation < 0:  # of no run: what it said is lost
+            reason = f"a value that does not unpickle: {summary_of(message.error)}"
+            self._on_link_failure(peer, LinkFailure(reason))
+            return
+        dataflow = self._run_of(generation)
+        if dataflow is not None:
+            error = unreadable_failure(
+                dataflow.graph, message, peer=peer, here=self.index
+            )
+            self._report(generation, error)
+
     def _on_link_failure(self, peer: int, message: LinkFailure) -> None:
         for dataflow in self._dataflows.values():
             self._set_failed(dataflow)
@@ -308,7 +325,7 @@ class Worker:
                     error,
                     operator=instance.name,
                     worker=self.index,
-                    shard=shard,
+                    shard=shard if shard >= 0 else None,
                     time=time,
                 )
             self._report(dataflow.generation, error)
@@ -324,11 +341,5 @@ class Worker:
         dataflow = self._dataflows.get(generation)
         if dataflow is not None:
             self._set_failed(dataflow)
-        if not isinstance(error, TimelyError):
-            failure = InvariantError(
-                f"worker {self.index} failed; got {error!r}; expected only operators to "
-                "fail; report it, as this is a bug"
-            )
-            failure.__cause__ = error
-            error = failure
-        self._tell(Failed(generation, self.index, pack_error(error)))
+        failure = own_failure(f"worker {self.index}", error)
+        self._tell(Failed(generation, self.index, pack_error(failure)))
