@@ -135,3 +135,11 @@ def test_a_report_prints_one_flat_object_with_ratios_and_verdicts(capsys):
         "ours.is_met": True,
         "bytes": 7.0,
     }
+
+
+def test_columns_across_times_are_measured_beside_records(capsys):
+    figures = figures_of(capsys, "over_time", "--rounds", "1", "--rows", "2000")
+
+    for kind in ("tumbling", "sliding", "session", "join"):
+        assert figures[f"{kind}_columns"] > 0
+        assert figures[f"{kind}_records"] > 0

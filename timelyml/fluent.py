@@ -1092,6 +1092,7 @@ class Stream:
         key: Key | None = None,
         value: Callable[[Any], Any] | None = None,
         combine: Callable[[Any, Any], Any] | None = None,
+        aggregates: Mapping[str, Spec] | None = None,
         allowed_lateness: Any = None,
         num_shards: int | None = None,
         name: str | None = None,
@@ -1108,6 +1109,9 @@ class Stream:
                 value.
             combine: From two values to one; associative. Default: a window's value is
                 the list of values.
+            aggregates: Makes results columns, without a loop over rows: the key,
+                "start", "end" and these, as in `aggregate`. Then `event_time` and `key`
+                are names of columns.
             allowed_lateness: How long to wait for records that are out of order.
             num_shards: Shards that share the keys; default: as many as this stream has.
             name: See the class.
@@ -1127,6 +1131,7 @@ class Stream:
             key=key,
             value=value,
             combine=combine,
+            aggregates=aggregates,
             allowed_lateness=allowed_lateness,
             num_shards=num_shards,
             name=name,

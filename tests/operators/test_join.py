@@ -257,3 +257,163 @@ def test_a_join_across_times_equals_its_definition(lefts, rights, how, ttl, num_
     for time, payload in flow.run().batches("out"):
         found.update((time, record) for record in payload)
     assert found == meetings(lefts, rights, how, ttl)
+
+
+def columns_in_epochs(epochs, name):
+    """As `in_epochs`, as columns; epochs come in blocks of two rows."""
+
+    def read(shard, num_shards):
+        for epoch, records in enumerate(epochs):
+            mine = records[shard::num_shards]
+            for start in range(0, max(len(mine), 1), 2):
+                part = mine[start : start + 2]
+                yield (
+                    epoch,
+                    {
+                        "k": np.array([key for key, _ in part], int),
+                        name: np.array([value for _, value in part], int),
+                    },
+                )
+
+    return read
+
+
+def joined_rows(batches):
+    """Rows of joined columns with their times, -1 as None."""
+    return Counter(
+        (time, tuple(None if value == -1 else value for value in row))
+        for time, payload in batches
+        for row in zip(*(payload[name].tolist() for name in "kab"), strict=True)
+    )
+
+
+def joined_columns(run, lefts, rights, how, ttl, *, num_shards):
+    flow = Dataflow(num_shards=num_shards)
+    left = flow.source(columns_in_epochs(lefts, "a"))
+    right = flow.source(columns_in_epochs(rights, "b"))
+    left.join(
+        right,
+        key="k",
+        how=how,
+        across_times=True,
+        ttl_epochs=ttl,
+        fill={"a": -1, "b": -1},
+        name="join",
+    ).collect()
+    return run(flow)
+
+
+many_rows = st.lists(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=7), max_size=7
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    lefts=many_rows,
+    rights=many_rows,
+    how=st.sampled_from(["inner", "left", "outer"]),
+    ttl=st.none() | st.integers(0, 3),
+    num_shards=st.integers(1, 3),
+)
+def test_columns_joined_across_times_equal_the_definition(
+    lefts, rights, how, ttl, num_shards
+):
+    how = "inner" if ttl is None else how
+    both_known = any(lefts) and any(rights)
+    if not both_known:  # names of columns are not known, and nothing has a partner
+        how = "inner"
+
+    def run(flow):
+        return flow.run()
+
+    result = joined_columns(run, lefts, rights, how, ttl, num_shards=1)
+    expected = meetings(lefts, rights, how, ttl)
+    assert joined_rows(result.batches("out")) == expected
+    if how == "inner":  # elsewhere a shard may know one side only
+        result = joined_columns(run, lefts, rights, how, ttl, num_shards=num_shards)
+        assert joined_rows(result.batches("out")) == expected
+
+
+@pytest.mark.parametrize("rows_per_block", [2, 65536])
+@pytest.mark.parametrize(("how", "ttl"), [("inner", None), ("left", 1), ("outer", 2)])
+def test_columns_are_joined_across_times_everywhere(
+    cluster, how, ttl, rows_per_block, monkeypatch
+):
+    monkeypatch.setattr(join_columns, "ROWS_PER_BLOCK", rows_per_block)
+    random = np.random.default_rng(3)
+    lefts, rights = (
+        [
+            [(int(k), int(v)) for k, v in random.integers(0, 5, (n, 2))]
+            for n in (6, 0, 3, 12, 1)
+        ]
+        for _ in range(2)
+    )
+    result = joined_columns(cluster.run, lefts, rights, how, ttl, num_shards=1)
+
+    assert joined_rows(result.batches("out")) == meetings(lefts, rights, how, ttl)
+
+
+def test_columns_that_are_too_old_to_meet_anything_are_forgotten(cluster):
+    flow = Dataflow(num_shards=2)
+    lefts = [[(n, n)] for n in range(100)]
+    rights = [[(n - 1, n)] for n in range(100)]
+    left = flow.source(columns_in_epochs(lefts, "a"))
+    right = flow.source(columns_in_epochs(rights, "b"))
+    options = {"key": "k", "across_times": True, "ttl_epochs": 2}
+    left.join(right, **options, name="join").count().collect()
+
+    run = cluster.start(flow)
+    assert sum(run.result()["out"]) == 99
+    kept = run.metrics()["operators"]["join"]["state_entries"]
+    assert kept <= 2 * 2  # which columns there are, on each shard
+
+
+def test_records_among_columns_make_records_of_all(cluster):
+    epochs = [[(1, 10), (2, 20)], [(1, 11)], [(2, 21)]]
+
+    def read(shard, num_shards):
+        blocks = list(columns_in_epochs(epochs, "a")(shard, num_shards))
+        for epoch, block in blocks:
+            rows = zip(*(c.tolist() for c in block.values()), strict=True)
+            as_records = [{"k": k, "a": a} for k, a in rows]
+            yield epoch, block if epoch != 1 else as_records
+
+    flow = Dataflow(num_shards=2)
+    left = flow.source(read)
+    right = flow.source(columns_in_epochs([[], [], [(1, 5), (2, 6)]], "b"))
+    left.join(
+        right, key="k", how="outer", across_times=True, ttl_epochs=5, num_shards=1
+    ).map(lambda r: (int(r[0]), int(r[1]["a"]), int(r[2]["b"]))).collect()
+
+    assert sorted(cluster.run(flow)["out"]) == [
+        (1, 10, 5),
+        (1, 11, 5),
+        (2, 20, 6),
+        (2, 21, 6),
+    ]
+
+
+@pytest.mark.parametrize("as_columns", [True, False])
+def test_rounds_of_a_loop_are_joined_across_times(cluster, as_columns):
+    flow = Dataflow(num_shards=2)
+    rows = flow.source({"k": np.array([1, 1, 2]), "n": np.array([3, 2, 1])})
+
+    def body(inside):
+        if as_columns:
+            joined = inside.join(inside, key="k", across_times=True)
+            pairs = joined.map(lambda r: (int(r["k"]), int(r["n"]), int(r["n_right"])))
+        else:
+            records = inside.map(lambda r: (int(r["k"]), int(r["n"])))
+            pairs = records.join(records, across_times=True)
+        fewer = inside.map_batch(lambda c: {"k": c["k"], "n": c["n"] - 1})
+        return fewer.filter(lambda c: c["n"] > 0, by_batch=True), pairs
+
+    rows.iterate(body).collect("pairs")
+
+    rounds = [[(1, 3), (1, 2), (2, 1)], [(1, 2), (1, 1)], [(1, 1)]]
+    everything = [row for each in rounds for row in each]
+    expected = [
+        (k, a, b) for k, a in everything for other, b in everything if k == other
+    ]
+    assert Counter(cluster.run(flow)["pairs"]) == Counter(expected)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.operators.test_distinct import in_epochs
 from timelyml import Dataflow, Session, Sliding, Tumbling
-from timelyml.errors import ConfigError, GraphError, TimeError
+from timelyml.errors import ConfigError, GraphError, PayloadError, TimeError
 
 
 def run_windows(place, epochs, windows, *, num_shards=2, **options):
@@ -246,6 +248,9 @@ def session_windows(epochs, gap, lateness):
     """As above, for sessions: runs of moments of a key less than `gap` apart."""
     clock, moments, results, late = None, {}, [], []
 
+    def is_taken(run, known, over):
+        return over is None or run[-1] + gap > over or any(m in known for m in run)
+
     def runs(of_key):
         found = []
         for moment in sorted(of_key):
@@ -257,13 +262,14 @@ def session_windows(epochs, gap, lateness):
 
     for epoch, records in enumerate(epochs):
         over = None if clock is None else clock - lateness
-        for key, moment in records:
-            mine = moments.setdefault(key, [])
-            is_near = any(abs(moment - other) < gap for other in mine)
-            if not is_near and over is not None and moment + gap <= over:
-                late.append((epoch, (key, moment)))
-            else:
-                mine.append(moment)
+        for key in {key for key, _ in records}:
+            known = moments.get(key, [])
+            new = [moment for k, moment in records if k == key]
+            of_runs = [(run, is_taken(run, known, over)) for run in runs(known + new)]
+            moments[key] = [m for run, taken in of_runs if taken for m in run]
+            late += [
+                (epoch, (key, m)) for run, taken in of_runs if not taken for m in run
+            ]
         seen = [moment for _, moment in records]
         clock = max(seen + ([] if clock is None else [clock]), default=None)
         for key, mine in moments.items():
@@ -289,32 +295,41 @@ some_epochs = st.lists(
 )
 
 
+def expected_of(epochs, num_shards, shape, lateness):
+    """Results, late records and what is open at the end, by definition."""
+    # Producers in turn, so that the definition's order of records is that of the flow.
+    in_order = [
+        [r for s in range(num_shards) for r in e[s::num_shards]] for e in epochs
+    ]
+    if isinstance(shape, int):
+        return session_windows(in_order, shape, lateness)
+    return fixed_windows(in_order, *shape, lateness)
+
+
+def windows_of(shape):
+    return Session(shape) if isinstance(shape, int) else Sliding(*shape)
+
+
+some_shape = st.tuples(st.integers(1, 12), st.integers(1, 12)) | st.integers(1, 9)
+
+
 @settings(max_examples=80, deadline=None)
 @given(
     epochs=some_epochs,
     num_shards=st.integers(1, 3),
-    shape=st.tuples(st.integers(1, 12), st.integers(1, 12)) | st.integers(1, 9),
+    shape=some_shape,
     lateness=st.integers(0, 10),
 )
 def test_windows_equal_their_definition(epochs, num_shards, shape, lateness):
     flow = Dataflow(num_shards=num_shards)
-    windows = Session(shape) if isinstance(shape, int) else Sliding(*shape)
-    # Producers in turn, so that the definition's order of records is that of the flow.
     found, late = flow.source(in_epochs(epochs)).window(
-        windows, lambda pair: pair[1], allowed_lateness=lateness
+        windows_of(shape), lambda pair: pair[1], allowed_lateness=lateness
     )
     found.collect()
     late.collect("late")
     result = flow.run()
 
-    in_order = [
-        [r for s in range(num_shards) for r in e[s::num_shards]] for e in epochs
-    ]
-    if isinstance(shape, int):
-        expected = session_windows(in_order, shape, lateness)
-    else:
-        expected = fixed_windows(in_order, *shape, lateness)
-    results, expected_late, rest = expected
+    results, expected_late, rest = expected_of(epochs, num_shards, shape, lateness)
     timed = flatten(result.batches("out"))
     last = max([n for n, e in enumerate(epochs) if e], default=-1)
     on_time = [r for r in timed if r[0] <= last]
@@ -323,6 +338,175 @@ def test_windows_equal_their_definition(epochs, num_shards, shape, lateness):
         (0, r) for r in rest
     )
     assert Counter(flatten(result.batches("late"))) == Counter(expected_late)
+
+
+def columns_in_epochs(epochs, dtype):
+    """As `in_epochs`, in columns of keys and moments, two blocks an epoch."""
+
+    def read(shard, num_shards):
+        for epoch, records in enumerate(epochs):
+            mine = records[shard::num_shards]
+            for part in (mine[:2], mine[2:]):
+                keys = np.array([key for key, _ in part], int)
+                moments = np.array([moment for _, moment in part], int)
+                yield epoch, {"k": keys, "at": moments.astype(dtype)}
+
+    return read
+
+
+AGGREGATES = {"n": "count", "total": ("sum", "w"), "first": ("min", "at")}
+
+
+def with_weights(columns):
+    return {**columns, "w": whole(columns["at"]) * 3}
+
+
+def whole(column):
+    if column.dtype.kind == "M":
+        column = column.astype("M8[s]")
+    return column.astype(np.int64)
+
+
+def rows_in_time(batches):
+    """Rows of columns with their times, as tuples of plain numbers."""
+    return [
+        (time, row)
+        for time, payload in batches
+        for row in zip(
+            *(whole(column).tolist() for column in payload.values()),
+            strict=True,
+        )
+    ]
+
+
+def aggregated(results):
+    """What aggregates are of windows that list their moments."""
+    return Counter(
+        (time, (k, *w, len(v), 3 * sum(v), min(v))) for time, (k, w, v) in results
+    )
+
+
+def check_columns(run, epochs, num_shards, shape, lateness, *, dtype="int64"):
+    flow = Dataflow(num_shards=num_shards)
+    rows = flow.source(columns_in_epochs(epochs, dtype)).map_batch(with_weights)
+    span = np.timedelta64(lateness, "s") if "M8" in dtype else lateness
+    found, late = rows.window(
+        in_seconds(windows_of(shape)) if "M8" in dtype else windows_of(shape),
+        "at",
+        key="k",
+        aggregates=AGGREGATES,
+        allowed_lateness=span,
+        name="w",
+    )
+    found.collect()
+    late.collect("late")
+    result = run(flow)
+
+    results, expected_late, rest = expected_of(epochs, num_shards, shape, lateness)
+    last = max([n for n, e in enumerate(epochs) if e], default=-1)
+    timed = rows_in_time(result.batches("out"))
+    assert Counter(r for r in timed if r[0] <= last) == aggregated(results)
+    assert Counter((0, r) for t, r in timed if t > last) == aggregated(
+        (0, r) for r in rest
+    )
+    assert Counter((t, row[:2]) for t, row in rows_in_time(result.batches("late"))) == (
+        Counter(expected_late)
+    )
+
+
+def in_seconds(windows):
+    """The same windows, of datetimes."""
+    lengths = {
+        each.name: dt.timedelta(seconds=getattr(windows, each.name))
+        for each in dataclasses.fields(windows)
+        if each.name != "origin"
+    }
+    return type(windows)(**lengths)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    epochs=some_epochs,
+    num_shards=st.integers(1, 3),
+    shape=some_shape,
+    lateness=st.integers(0, 10),
+)
+def test_windows_of_columns_equal_their_definition(epochs, num_shards, shape, lateness):
+    check_columns(lambda flow: flow.run(), epochs, num_shards, shape, lateness)
+
+
+EPOCHS = [[(0, 3), (1, 9), (0, 8)], [(1, 21)], [(0, 12), (1, 1), (0, 30)], [(2, 44)]]
+
+
+@pytest.mark.parametrize("shape", [(10, 10), (10, 5), (3, 5), 6], ids=str)
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "M8[s]"])
+def test_windows_of_columns_equal_their_definition_everywhere(cluster, shape, dtype):
+    check_columns(cluster.run, EPOCHS, 2, shape, 4, dtype=dtype)
+
+
+def test_open_windows_of_columns_are_state_that_goes_with_them(cluster):
+    flow = Dataflow(num_shards=2)
+    rows = flow.source(columns_in_epochs([[(1, 5)], [(1, 50)], []], "int64"))
+    found, _ = rows.window(
+        Tumbling(10), "at", key="k", aggregates={"n": "count"}, name="w"
+    )
+    found.collect()
+    run = cluster.start(flow)
+
+    assert [
+        {name: column.tolist() for name, column in payload.items()}
+        for _, payload in run.result().batches("out")
+    ] == [
+        {"k": [1], "start": [0], "end": [10], "n": [1]},
+        {"k": [1], "start": [50], "end": [60], "n": [1]},
+    ]
+    assert run.metrics()["operators"]["w"]["state_entries"] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"key": None}, "got 'at' and None"),
+        ({"event_time": len}, "got <built-in function len> and 'k'"),
+        ({"value": len}, "got value or combine"),
+        ({"aggregates": {"start": "count"}}, r"two columns of one name: \['start'\]"),
+        ({"aggregates": {"n": "median"}}, "cannot make column 'n'; got 'median'"),
+    ],
+)
+def test_aggregates_of_windows_that_do_not_fit_are_refused(options, problem):
+    given = {"event_time": "at", "key": "k", "aggregates": {"n": "count"}, **options}
+    with pytest.raises(ConfigError, match=problem):
+        Dataflow().source([1]).window(Tumbling(1), **given)
+
+
+@pytest.mark.parametrize(
+    ("moments", "error", "problem"),
+    [
+        (np.array([1.0, np.nan]), TimeError, "without an event time; got .*nan"),
+        (np.array(["2024-01-01", "NaT"], "M8[s]"), TimeError, "without an event time"),
+        (np.array(["a", "b"]), PayloadError, "cannot take column 'at' as event times"),
+        (np.zeros((2, 2)), PayloadError, r"float64 in rows of shape \[2\]"),
+    ],
+)
+def test_columns_without_event_times_are_refused(cluster, moments, error, problem):
+    flow = Dataflow()
+    rows = flow.source({"k": np.zeros(2, int), "at": moments})
+    rows.window(Tumbling(1), "at", key="k", aggregates={"n": "count"})[0].collect()
+
+    with pytest.raises(error, match=problem):
+        cluster.run(flow)
+
+
+def test_records_of_one_epoch_lead_each_other_to_an_open_session(cluster):
+    chain = [("k", 41), ("k", 46), ("k", 51), ("k", 20)]
+    results, late = run_windows(
+        cluster, [[("k", 55)], [("k", 60)], chain], Session(6), num_shards=1
+    )
+
+    assert late == [(2, ("k", 20))]
+    assert [(t, w, sorted(v)) for t, (_, w, v) in results] == [
+        (3, (41, 66), [41, 46, 51, 55, 60])
+    ]
 
 
 @given(st.integers(-50, 50), st.integers(1, 9), st.integers(-5, 5))

@@ -78,7 +78,7 @@ def aggregate(
     """
     who = name or "aggregate"
     keys = [by] if isinstance(by, str) else list(by)
-    plan = Plan(who, keys, _parsed(who, keys, aggregates))
+    plan = Plan(who, keys, parsed_aggregates(who, keys, aggregates))
     require(who, up, plan.columns)
     (partials,) = add_operator(
         "combine",
@@ -215,10 +215,14 @@ def _reduced(groups: Groups, function: str, values: Array) -> Array:
     return groups.least(values) if function == "min" else groups.greatest(values)
 
 
-def _parsed(
+def parsed_aggregates(
     who: str, keys: list[str], aggregates: Mapping[str, Spec]
 ) -> list[Aggregate]:
-    """Check what is to be made."""
+    """Check what is to be made beside the keys.
+
+    Raises:
+        ConfigError: An aggregate is none, or two columns have one name.
+    """
     parsed = []
     for output, spec in aggregates.items():
         function, source = ("count", "") if spec == "count" else (*spec, None)[:2]

@@ -49,8 +49,9 @@ def join(
 ) -> StreamRef:
     """Send `(key, left, right)` for each two records of equal keys.
 
-    It exchanges both streams by key itself. Results come in the order of the left
-    stream, by producer shard.
+    It exchanges both streams by key itself. Results of one time come in the order of
+    the left stream, by producer shard; across times, in another that timing has no part
+    in.
 
     Where `key` names a column and both payloads are columns, results are columns too:
     the key, the others of the left, the others of the right.
@@ -89,15 +90,15 @@ def join(
             check_key(who, given, argument)
             require(who, up, [given] if isinstance(given, str) else [])
     _check_options(who, how, across_times=across_times, ttl_epochs=ttl_epochs)
+    columns = None
+    if isinstance(key, str) and isinstance(right_key, str):
+        columns = ColumnJoin(
+            who, (key, right_key), how, suffix=suffix, fill=dict(fill or {})
+        )
+        columns.expect(schema_of(left), schema_of(right))
     if across_times:
-        logic = joined_across(key, right_key, how, ttl_epochs)
+        logic = joined_across((key, right_key), how, ttl_epochs, columns)
     else:
-        columns = None
-        if isinstance(key, str) and isinstance(right_key, str):
-            columns = ColumnJoin(
-                who, (key, right_key), how, suffix=suffix, fill=dict(fill or {})
-            )
-            columns.expect(schema_of(left), schema_of(right))
         logic = _per_time(_RecordJoin(key, right_key, how), columns)
     (out,) = add_operator(
         "join",
@@ -105,7 +106,7 @@ def join(
         logic,
         name=name,
         pacts=[_by(key), _by(right_key)],
-        states=("state", "left", "right", "touched"),
+        states=("state", "left", "right", "touched", "columns"),
         num_shards=num_shards,
     )
     return out
@@ -149,7 +150,8 @@ def _per_time(records: _RecordJoin, columns: ColumnJoin | None) -> Logic:
         lefts = take_kept(shard.state, time, 0)
         rights = take_kept(shard.state, time, 1)
         if columns is not None and not is_list:
-            for payload in columns.results(lefts, rights):
+            known = shard.state_of("columns")
+            for payload in columns.results(lefts, rights, known):
                 shard.output().send(time, payload)
                 yield
             return

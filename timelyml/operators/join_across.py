@@ -2,7 +2,8 @@
 
 A time is worked off once both streams have all of it, in order of time. Each side's
 state maps a key to its records as `(time, value, met)`, where `met` is a list that is
-not empty once the record had a partner.
+not empty once the record had a partner. As long as there are columns only, they are
+joined as in `join_across_columns.py`; records among them make records of all.
 """
 
 from __future__ import annotations
@@ -13,25 +14,41 @@ from typing import Any
 from timelyml.errors import GraphError
 from timelyml.exchange import records_of
 from timelyml.operators.expiry import take_expired
-from timelyml.operators.keys import Key, key_function, value_function
+from timelyml.operators.join_across_columns import SIDES, ColumnsAcross
+from timelyml.operators.join_columns import ColumnJoin
+from timelyml.operators.keys import Key, first, key_function, value_function
 from timelyml.operators.ordered import keep, take_kept
 from timelyml.operators.steps import RECORDS_PER_BLOCK, in_steps
 from timelyml.progress import Timestamp, epoch_of, join
 from timelyml.runtime.operator import Delivery, Logic
 from timelyml.runtime.shard import Shard
 
-SIDES = ("left", "right")
+RECORDS = "records"
+"""Key of the state "columns" that is there once anything but columns has come."""
+
 MAX_EPOCH = 2**63 - 1
 
 Kept = tuple[Timestamp, Any, list[bool]]
 
 
 def joined_across(
-    key: Key | None, right_key: Key | None, how: str, ttl_epochs: int | None
+    by: tuple[Key | None, Key | None],
+    how: str,
+    ttl_epochs: int | None,
+    columns: ColumnJoin | None,
 ) -> Logic:
-    """Return the callbacks of a join across times."""
-    keys = key_function(key), key_function(right_key)
-    values = value_function(key), value_function(right_key)
+    """Return the callbacks of a join across times.
+
+    Args:
+        by: The keys of both sides.
+        how: See `join`.
+        ttl_epochs: See `join`.
+        columns: Joins columns to columns; None if keys are no columns.
+    """
+    keys = key_function(by[0]), key_function(by[1])
+    values = value_function(by[0]), value_function(by[1])
+    sends = (how in ("left", "outer"), how == "outer")
+    blocks = None if columns is None else ColumnsAcross(columns, ttl_epochs, sends)
 
     def on_batch(shard: Shard, delivery: Delivery) -> None:
         shard.notify_at(delivery.time)
@@ -49,6 +66,14 @@ def joined_across(
 
     def on_notify(shard: Shard, time: Timestamp) -> Iterator[None]:
         both = [take_kept(shard.state, time, port) for port in (0, 1)]
+        if blocks is not None and _are_columns(
+            shard, blocks, both, has_ttl=ttl_epochs is not None
+        ):
+            for port, payloads in enumerate(both):
+                yield from blocks.meet(shard, time, port, payloads)
+            if ttl_epochs is not None:
+                yield from blocks.expire(shard, epoch_of(time))
+            return
         for port, payloads in enumerate(both):
             meeting = _Meeting(shard, time, port, ttl_epochs)
             for payload in payloads:
@@ -59,9 +84,31 @@ def joined_across(
                 )
             yield from meeting.send_rest()
         if ttl_epochs is not None:
-            yield from _expire(shard, epoch_of(time), ttl_epochs, how)
+            yield from _expire(shard, epoch_of(time), ttl_epochs, sends)
 
     return Logic(on_batch=on_batch, on_notify=on_notify, in_order=True)
+
+
+def _are_columns(
+    shard: Shard, blocks: ColumnsAcross, both: list[list[Any]], *, has_ttl: bool
+) -> bool:
+    """Whether nothing but columns has come; else what is kept becomes records."""
+    known = shard.state_of("columns")
+    if RECORDS in known:
+        return False
+    if not any(isinstance(payload, list) for payloads in both for payload in payloads):
+        return True
+    known[RECORDS] = True
+    touched = shard.state_of("touched")
+    for port, side in enumerate(SIDES):
+        cell = shard.state_of(side)
+        rows = sorted(blocks.take_records(shard, port), key=first)
+        for time, key, record, has_met in rows:
+            met = [True] if has_met else []
+            cell.setdefault(key, []).append((time, record, met))
+            if has_ttl:
+                touched.setdefault(epoch_of(time), {})[port, key] = None
+    return False
 
 
 def _visitor(
@@ -124,11 +171,12 @@ class _Meeting:
         )
 
 
-def _expire(shard: Shard, epoch: int, ttl_epochs: int, how: str) -> Iterator[None]:
+def _expire(
+    shard: Shard, epoch: int, ttl_epochs: int, sends: tuple[bool, bool]
+) -> Iterator[None]:
     """Forget what no later record can meet; send what never had a partner."""
     alone: list[Any] = []
     expired = take_expired(shard.state_of("touched"), epoch + 1, ttl_epochs)
-    sends = (how in ("left", "outer"), how == "outer")
 
     def visit(owner: tuple[int, Any]) -> None:
         port, key = owner

@@ -19,8 +19,12 @@ Indices = npt.NDArray[np.intp]
 NOTHING = -1  # in place of a row that is missing
 
 
+Known = dict[Any, Any]
+"""State of a shard: for each side, its columns without rows, once some came."""
+
+
 class ColumnJoin:
-    """Joins the columns of one time; see `join`."""
+    """Joins columns; see `join`."""
 
     def __init__(
         self,
@@ -36,41 +40,39 @@ class ColumnJoin:
         self._how = how
         self._suffix = suffix
         self._fill = fill
-        self._empty: list[Columns | None] = [None, None]  # sides, as they are known
+        self._declared: list[Columns | None] = [None, None]  # without rows, by side
 
     def expect(self, left: Schema | None, right: Schema | None) -> None:
         """Note the columns of both sides, as far as they are known beforehand."""
         for side, schema in enumerate((left, right)):
-            self._empty[side] = None if schema is None else schema.empty()
+            self._declared[side] = None if schema is None else schema.empty()
 
-    def results(self, lefts: list[Any], rights: list[Any]) -> Iterator[Columns]:
-        """Yield the joined columns, a bounded number of rows at a time."""
-        both = self._columns_of(lefts, 0), self._columns_of(rights, 1)
+    def results(
+        self, lefts: list[Any], rights: list[Any], known: Known
+    ) -> Iterator[Columns]:
+        """Yield the joined columns of one time, a bounded number of rows at a time."""
+        both = self.columns_of(lefts, 0, known), self.columns_of(rights, 1, known)
         if self._gives_nothing(lefts, rights):
             return
-        left, right = both[0] or self._unknown(0), both[1] or self._unknown(1)
-        keys = self._key_of(left, 0), self._key_of(right, 1)
-        self._check_kinds(*keys)
+        left = both[0] or self.known(0, known)
+        right = both[1] or self.known(1, known)
+        keys = self.key_of(left, 0), self.key_of(right, 1)
+        self.check_kinds(*keys)
         order = np.argsort(keys[1], kind="stable")
-        ordered = keys[1][order]
-        low = np.searchsorted(ordered, keys[0], "left")
-        counts = np.searchsorted(ordered, keys[0], "right") - low
-        rows = counts if self._how == "inner" else np.maximum(counts, 1)
-        for start, stop in _pieces(rows):
-            at = np.repeat(np.arange(start, stop), rows[start:stop])
-            begin = np.cumsum(rows[start:stop]) - rows[start:stop]
-            nth = np.arange(len(at)) - np.repeat(begin, rows[start:stop])
-            is_met = counts[at] > 0
+        keeps_all = self._how != "inner"
+        for at, nth in matches(keys[0], keys[1][order], keeps_all=keeps_all):
+            is_met = nth != NOTHING
             to = np.full(len(at), NOTHING)
-            to[is_met] = order[(low[at] + nth)[is_met]]
-            yield self._joined(left, right, at, to)
+            to[is_met] = order[nth[is_met]]
+            yield self.joined(left, right, at, to)
         if self._how == "outer":
             alone = np.flatnonzero(~np.isin(keys[1], keys[0]))
             for start in range(0, len(alone), ROWS_PER_BLOCK):
                 to = alone[start : start + ROWS_PER_BLOCK]
-                yield self._joined(left, right, np.full(len(to), NOTHING), to)
+                yield self.joined(left, right, np.full(len(to), NOTHING), to)
 
-    def _key_of(self, columns: Columns, side: int) -> npt.NDArray[Any]:
+    def key_of(self, columns: Columns, side: int) -> npt.NDArray[Any]:
+        """Return the keys of one side's columns."""
         keys = column(self._who, columns, self._keys[side])
         if keys.ndim != 1:
             raise PayloadError(
@@ -82,7 +84,12 @@ class ColumnJoin:
             )
         return keys
 
-    def _check_kinds(self, left: npt.NDArray[Any], right: npt.NDArray[Any]) -> None:
+    def check_kinds(
+        self, left: npt.NDArray[Any], right: npt.NDArray[Any], port: int = 0
+    ) -> None:
+        """Refuse keys that cannot be compared; with `port` 1, right ones come first."""
+        if port:
+            left, right = right, left
         kinds = [
             "number" if keys.dtype.kind in "iufb" else keys.dtype.kind
             for keys in (left, right)
@@ -96,14 +103,26 @@ class ColumnJoin:
                 column=self._keys[0],
             )
 
-    def _columns_of(self, payloads: list[Any], side: int) -> Columns | None:
+    def columns_of(
+        self, payloads: list[Any], side: int, known: Known
+    ) -> Columns | None:
         """Return the columns of a side, without rows if nothing came of it."""
         if not payloads:
-            return self._empty[side]
+            return self._declared[side] or known.get(side)
         columns = columns_of(concat(payloads))
-        if self._empty[side] is None:
-            self._empty[side] = {name: c[:0] for name, c in columns.items()}
+        if self._declared[side] is None and side not in known:
+            # copies, or views would keep the block
+            known[side] = {name: c[:0].copy() for name, c in columns.items()}
         return columns
+
+    def known(self, side: int, known: Known) -> Columns:
+        """Return the columns of a side without rows.
+
+        Raises:
+            PayloadError: They are not known yet.
+        """
+        found: Columns | None = self._declared[side] or known.get(side)
+        return found or self._unknown(side)
 
     def _gives_nothing(self, lefts: list[Any], rights: list[Any]) -> bool:
         if self._how == "inner":
@@ -119,7 +138,7 @@ class ColumnJoin:
             operator=self._who,
         )
 
-    def _joined(
+    def joined(
         self, left: Columns, right: Columns, at: Indices, to: Indices
     ) -> Columns:
         """Return the columns of the joined rows; -1 stands for none."""
@@ -156,6 +175,30 @@ class ColumnJoin:
         taken[missing] = fill
         taken[~missing] = values[indices[~missing]]
         return taken
+
+
+def matches(
+    keys: npt.NDArray[Any], ordered: npt.NDArray[Any], *, keeps_all: bool
+) -> Iterator[tuple[Indices, Indices]]:
+    """Yield pairs of rows of equal keys, a bounded number at a time.
+
+    Args:
+        keys: Of the rows to find partners for, in this order.
+        ordered: Keys of the partners, ascending.
+        keeps_all: Whether a row without a partner is paired with -1.
+
+    >>> [at.tolist() + to.tolist() for at, to in
+    ...     matches(np.array([5, 1]), np.array([1, 1, 2]), keeps_all=True)]
+    [[0, 1, 1, -1, 0, 1]]
+    """
+    low = np.searchsorted(ordered, keys, "left")
+    counts = np.searchsorted(ordered, keys, "right") - low
+    rows = np.maximum(counts, 1) if keeps_all else counts
+    for start, stop in _pieces(rows):
+        at = np.repeat(np.arange(start, stop), rows[start:stop])
+        begin = np.cumsum(rows[start:stop]) - rows[start:stop]
+        nth = np.arange(len(at)) - np.repeat(begin, rows[start:stop])
+        yield at, np.where(counts[at] > 0, low[at] + nth, NOTHING)
 
 
 def _pieces(rows: npt.NDArray[Any]) -> Iterator[tuple[int, int]]:

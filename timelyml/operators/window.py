@@ -14,33 +14,27 @@ Source:
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from timelyml.errors import GraphError, TimeError
-from timelyml.exchange import records_of
-from timelyml.graph import Broadcast, Exchange, StreamRef
+from timelyml.errors import ConfigError, GraphError
+from timelyml.exchange import num_records
+from timelyml.graph import Broadcast, StreamRef
+from timelyml.operators.aggregates import Spec
 from timelyml.operators.checks import check_optional_callable
 from timelyml.operators.edges import StreamLike, check_stream
-from timelyml.operators.keys import (
-    Key,
-    check_key,
-    field_getter,
-    first,
-    key_function,
-    value_function,
-)
+from timelyml.operators.keys import Key, check_key, value_function
 from timelyml.operators.operator_builder import add_operator
 from timelyml.operators.ordered import keep, take_kept
-from timelyml.operators.steps import RECORDS_PER_BLOCK, in_chunks, in_steps
+from timelyml.operators.schema import require
+from timelyml.operators.window_columns import ColumnWindows
+from timelyml.operators.window_records import RecordWindows
 from timelyml.operators.windows import (
     Moment,
     Session,
     Sliding,
     Span,
     Tumbling,
-    Window,
     Windows,
 )
 from timelyml.progress import Capability, Timestamp
@@ -65,6 +59,7 @@ def window(
     key: Key | None = None,
     value: Callable[[Any], Any] | None = None,
     combine: Callable[[Any, Any], Any] | None = None,
+    aggregates: Mapping[str, Spec] | None = None,
     allowed_lateness: Span | None = None,
     num_shards: int | None = None,
     name: str | None = None,
@@ -75,7 +70,12 @@ def window(
     on any shard and for any key, in an epoch that is complete; its result has that
     epoch. What is open at the end is sent one epoch later, or with the last epoch that
     the input was advanced to. A record whose windows were all over before its epoch
-    goes to the stream of late records, as it came.
+    goes to the stream of late records, as it came; but not one that others of its
+    epoch link to a session that is open.
+
+    With `aggregates`, streams are of columns and nothing is done row by row: results
+    have a row for each key and window, with the columns of the key, "start", "end" and
+    the aggregates, in the order of keys for each epoch.
 
     Args:
         up: Stream to read; not in a nested scope.
@@ -87,12 +87,15 @@ def window(
         value: From one record to its value. Default: the record, or the pair's value.
         combine: From two values to one; associative. Values are combined in order of
             epoch and producer shard. Default: a window's value is the list of values.
+        aggregates: By name of a column to make, as for `aggregate`. Then `event_time`
+            and `key` are names of columns.
         allowed_lateness: How long to wait for records that are out of order.
         num_shards: Shards that share the keys; default: as many as `up` has.
         name: Shown in traces and errors; the key of its state.
 
     Raises:
         GraphError: An argument is none of these, or the stream is in a nested scope.
+        ConfigError: Aggregates without the names of columns, or with functions.
     """
     who = name or "window"
     check_stream(who, up)
@@ -108,21 +111,45 @@ def window(
             f"Tumbling, Sliding or Session, and a stream of epochs; leave the scope",
             operator=who,
         )
+    kind: RecordWindows | ColumnWindows
+    if aggregates is None:
+        kind = RecordWindows(
+            who,
+            windows,
+            event_time,
+            key,
+            value or value_function(key),
+            combine,
+            allowed_lateness,
+        )
+    else:
+        if value is not None or combine is not None:
+            raise _misfit(who, "value or combine")
+        if not (isinstance(event_time, str) and isinstance(key, str)):
+            raise _misfit(who, f"{event_time!r} and {key!r}")
+        kind = ColumnWindows(
+            who,
+            windows,
+            aggregates,
+            event_time=event_time,
+            key=key,
+            allowed_lateness=allowed_lateness,
+        )
+        require(who, up, kind.columns)
     dated, latest = add_operator(
         "event_time",
         [up],
-        _dating(who, key_function(key), event_time),
+        _dating(kind),
         name=None if name is None else f"{name}-event_time",
         num_outputs=2,
         states=("state",),
     )
-    plan = _Plan(windows, value or value_function(key), combine, allowed_lateness)
     results, late = add_operator(
         "window",
         [dated, latest],
-        _windowing(plan),
+        _windowing(kind),
         name=name,
-        pacts=[Exchange.by_key(first), Broadcast()],
+        pacts=[kind.pact, Broadcast()],
         num_outputs=2,
         states=("state", "ends", "kept", "clock"),
         num_shards=num_shards,
@@ -130,56 +157,28 @@ def window(
     return Windowed(results, late)
 
 
-class _Plan(NamedTuple):
-    """What to do with the values of a window."""
-
-    windows: Windows
-    value: Callable[[Any], Any] | None
-    combine: Callable[[Any, Any], Any] | None
-    allowed_lateness: Span | None
-
-    def value_of(self, record: Any) -> Any:
-        """Return the value of a record, as a list of one if there is no `combine`."""
-        value = record if self.value is None else self.value(record)
-        return [value] if self.combine is None else value
-
-    def both(self, earlier: Any, later: Any) -> Any:
-        """Return two values as one."""
-        if self.combine is not None:
-            return self.combine(earlier, later)
-        earlier.extend(later)  # lists of the state's own
-        return earlier
+def _misfit(who: str, got: str) -> ConfigError:
+    return ConfigError(
+        f"operator {who!r} makes aggregates of columns; got {got}; expected names for "
+        f"event_time and key, and no functions; drop aggregates or the others",
+        operator=who,
+    )
 
 
-def _dating(who: str, key_of: Callable[[Any], Any], event_time: Key) -> Logic:
-    """Send (key, event time, record), and for each epoch ever later event times."""
-    moment_of = field_getter(event_time) if isinstance(event_time, str) else event_time
+def _dating(kind: RecordWindows | ColumnWindows) -> Logic:
+    """Send dated blocks, and for each epoch ever later event times."""
 
     def on_batch(shard: Shard, delivery: Delivery) -> Iterator[None]:
         time = delivery.time
         shard.notify_at(time, outputs=())  # to forget it; holds nothing back
-        dated: list[Any] = []
-
-        def date(records: list[Any]) -> None:
-            for record in records:
-                moment: Any = moment_of(record)
-                if moment is None or moment != moment:  # noqa: PLR0124  NaN
-                    raise TimeError(
-                        f"operator {who!r} got a record without an event time; got "
-                        f"{moment!r}; expected a number or datetime; filter it before",
-                        operator=who,
-                    )
-                dated.append((key_of(record), moment, record))
-
-        yield from in_chunks(shard, records_of(delivery.payload), date)
-        if not dated:
+        if not num_records(delivery.payload):
             return
-        latest = max(moment for _, moment, _ in dated)
+        blocks, latest = yield from kind.date(shard, delivery.payload)
         if time not in shard.state or shard.state[time] < latest:
             shard.state[time] = latest
             shard.output(1).send(time, [latest])
-        for start in range(0, len(dated), RECORDS_PER_BLOCK):
-            shard.output().send(time, dated[start : start + RECORDS_PER_BLOCK])
+        for block in blocks:
+            shard.output().send(time, block)
             yield
 
     def on_notify(shard: Shard, time: Timestamp) -> None:
@@ -188,8 +187,13 @@ def _dating(who: str, key_of: Callable[[Any], Any], event_time: Key) -> Logic:
     return Logic(on_batch=on_batch, on_notify=on_notify)
 
 
-def _windowing(plan: _Plan) -> Logic:
+def _windowing(kind: RecordWindows | ColumnWindows) -> Logic:
     """Keep windows. "clock" has what is told of epochs, the clock and a capability."""
+
+    def over(clock: Moment | None) -> Moment | None:
+        """Return up to which end windows are over."""
+        lateness = kind.allowed_lateness
+        return clock if clock is None or lateness is None else clock - lateness
 
     def on_batch(shard: Shard, delivery: Delivery) -> None:
         shard.notify_at(delivery.time)
@@ -204,21 +208,15 @@ def _windowing(plan: _Plan) -> Logic:
     def on_notify(shard: Shard, time: Timestamp) -> Iterator[None]:
         clock = shard.state_of("clock")
         shown = clock.get("now")
-        open_windows = _OpenWindows(shard, plan, shown)
-        late: list[Any] = []
-
-        def add(dated: tuple[Any, Moment, Any]) -> None:
-            if not open_windows.add(*dated):
-                late.append(dated[2])
-
+        windows = kind.open(shard, over(shown))
         for payload in take_kept(shard.state_of("kept"), time):
-            yield from in_steps(shard, payload, add)
-        if late:
+            yield from windows.add(payload)
+        for late in windows.settle():
             shard.output(1).send(time, late)
         told = clock.pop(time, shown)
         if told is not None:
             clock["now"] = shown = told if shown is None else max(shown, told)
-        for results in open_windows.take_closed(shown):
+        for results in windows.take_closed(over(shown)):
             shard.output().send(time, results)
             yield
         _hold(shard, clock, time)
@@ -226,11 +224,11 @@ def _windowing(plan: _Plan) -> Logic:
     return Logic(
         on_batch=on_batch,
         on_notify=on_notify,
-        on_frontier=lambda shard: _follow(shard, plan),
+        on_frontier=lambda shard: _follow(shard, kind),
     )
 
 
-def _follow(shard: Shard, plan: _Plan) -> None:
+def _follow(shard: Shard, kind: RecordWindows | ColumnWindows) -> None:
     """Let the right to send follow the frontier; at the end, send what is open."""
     clock = shard.state_of("clock")
     capability: Capability | None = clock.get("capability")
@@ -242,7 +240,7 @@ def _follow(shard: Shard, plan: _Plan) -> None:
     if coming:
         capability.downgrade(max(capability.time, min(coming)))
         return
-    for results in _OpenWindows(shard, plan, None).take_all():
+    for results in kind.open(shard, None).take_all():
         shard.output().send(capability.time, results)
     capability.release()
 
@@ -259,106 +257,3 @@ def _hold(shard: Shard, clock: dict[Any, Any], time: Timestamp) -> None:
         clock["capability"] = shard.retain(time + 1)
     else:
         capability.downgrade(max(capability.time, time + 1))
-
-
-class _OpenWindows:
-    """The open windows of one shard: `state` maps a key to its windows by start.
-
-    "ends" has a heap with one entry for each; those of sessions that went on or became
-    part of others are corrected when they come up.
-    """
-
-    def __init__(self, shard: Shard, plan: _Plan, clock: Moment | None) -> None:
-        self._open = shard.state
-        self._ends = shard.state_of("ends")
-        self._plan = plan
-        self._over = self._before(clock)
-
-    def add(self, key: Any, moment: Moment, record: Any) -> bool:
-        """Add a record to its windows; False if it is too late for all of them."""
-        value = self._plan.value_of
-        if isinstance(self._plan.windows, Session):
-            return self._add_to_session(key, moment, value(record))
-        found = self._plan.windows.windows_of(moment)
-        is_taken = not found  # nothing was to take it: it is not late
-        for start, end in found:
-            if self._over is None or end > self._over:
-                self._add_to_window(key, (start, end), value(record))
-                is_taken = True
-        return is_taken
-
-    def take_closed(self, clock: Moment | None) -> Iterator[list[Any]]:
-        """Remove the windows that are over; yields their results, by end."""
-        over = self._before(clock)
-        if over is not None:
-            yield from self._take(lambda end: bool(end <= over))
-
-    def take_all(self) -> Iterator[list[Any]]:
-        """Remove all windows; yields their results, by end."""
-        return self._take(lambda _: True)
-
-    def _take(self, is_over: Callable[[Moment], bool]) -> Iterator[list[Any]]:
-        heap = self._ends.get("heap", [])
-        results: list[Any] = []
-        while heap and is_over(heap[0][0]):
-            end, number, key, start = heapq.heappop(heap)
-            found = self._open.get(key, {}).get(start)
-            if found is None:
-                continue  # it became part of another session
-            if found[0] != end:  # the session went on
-                heapq.heappush(heap, (found[0], number, key, start))
-                continue
-            self._remove(key, start)
-            results.append((key, (start, end), found[1]))
-            if len(results) >= RECORDS_PER_BLOCK:
-                yield results
-                results = []
-        if results:
-            yield results
-        if not heap:
-            self._ends.clear()
-
-    def _before(self, clock: Moment | None) -> Moment | None:
-        """Return up to which end windows are over."""
-        lateness = self._plan.allowed_lateness
-        return clock if clock is None or lateness is None else clock - lateness
-
-    def _add_to_window(self, key: Any, window: Window, value: Any) -> None:
-        found = self._open.get(key, {}).get(window[0])
-        if found is not None:
-            value = self._plan.both(found[1], value)
-        self._put(key, window, value, has_entry=found is not None)
-
-    def _add_to_session(self, key: Any, moment: Moment, value: Any) -> bool:
-        assert isinstance(self._plan.windows, Session)  # noqa: S101  the caller saw
-        gap = self._plan.windows.gap
-        start, end = moment, moment + gap
-        mine = self._open.get(key, {})
-        met = sorted(s for s, (e, _) in mine.items() if moment < e and s < end)
-        if not met and self._over is not None and end <= self._over:
-            return False
-        merged = None
-        for its_start in met:
-            its_end, its_value = self._remove(key, its_start)
-            start, end = min(start, its_start), max(end, its_end)
-            merged = its_value if merged is None else self._plan.both(merged, its_value)
-        if met:
-            value = self._plan.both(merged, value)
-        self._put(key, (start, end), value, has_entry=start in met)
-        return True
-
-    def _put(self, key: Any, window: Window, value: Any, *, has_entry: bool) -> None:
-        start, end = window
-        self._open.setdefault(key, {})[start] = end, value
-        if not has_entry:
-            number = self._ends["count"] = self._ends.get("count", 0) + 1
-            # The number decides between equal ends: keys need not have an order.
-            entry = end, number, key, start
-            heapq.heappush(self._ends.setdefault("heap", []), entry)
-
-    def _remove(self, key: Any, start: Moment) -> tuple[Moment, Any]:
-        mine = self._open[key]
-        found: tuple[Moment, Any] = mine.pop(start)
-        if not mine:
-            del self._open[key]
-        return found

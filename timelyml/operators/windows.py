@@ -11,7 +11,9 @@ import math
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from timelyml.errors import ConfigError
+import numpy as np
+
+from timelyml.errors import ConfigError, TimeError
 
 Moment: TypeAlias = Any
 Span: TypeAlias = Any
@@ -111,7 +113,18 @@ def _check_positive(windows: Windows, field: str, value: Any) -> None:
         )
 
 
+def no_event_time(who: str, got: Any) -> TimeError:
+    """Return the error of a record that lacks its event time."""
+    return TimeError(
+        f"operator {who!r} got a record without an event time; got {got!r}; expected a "
+        f"number or datetime; filter it before",
+        operator=who,
+    )
+
+
 def _origin_of(moment: Moment) -> Moment:
     if isinstance(moment, dt.datetime):
         return dt.datetime(1970, 1, 1, tzinfo=moment.tzinfo)
+    if isinstance(moment, np.datetime64):
+        return np.zeros((), moment.dtype)[()]
     return 0
