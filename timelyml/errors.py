@@ -7,7 +7,7 @@ also attributes, and every error survives pickling, since errors cross processes
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 MAX_SUMMARY_CHARACTERS = 2_000
 
@@ -27,6 +27,19 @@ class TimelyError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), str(self), self.values)
+
+    def anew(self) -> Self:
+        """Return an equal error that was never raised.
+
+        For one that is handed out several times: a raised error holds the frames that
+        it passed, and so all their variables, as long as it is kept.
+        """
+        make, parts = self.__reduce__()
+        error: Self = make(*parts)
+        error.__cause__ = self.__cause__
+        if notes := getattr(self, "__notes__", None):
+            error.__notes__ = list(notes)
+        return error
 
 
 def _rebuild(cls: type[TimelyError], message: str, values: dict[str, Any]) -> Any:

@@ -70,7 +70,7 @@ def train(
     history = History(settings)
     began = time.perf_counter()
     with (
-        Interrupts(terminate=True) as interrupts,
+        Interrupts() as interrupts,
         cluster.start(flow.build(settings, corpus, steps=steps, feed=feed)) as run,
     ):
         follow(

@@ -11,11 +11,12 @@ ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 60.0
 
 
-def start(code, *, cwd, argv=("program.py",), keep_stdin=False):
+def start(code, *, cwd, argv=("program.py",), keep_stdin=False, **variables):
     """Start a program; `argv` is the script it is in, or "-" for stdin."""
     if argv[0] != "-":
         Path(cwd, argv[0]).write_text(code)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    environment |= variables
     process = subprocess.Popen(
         [sys.executable, *argv],
         cwd=cwd,

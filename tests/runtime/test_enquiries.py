@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import threading
+import weakref
 
 import pytest
 
@@ -85,14 +86,23 @@ def test_a_run_that_is_over_is_not_told_of():
         assert [answer["runs"] for answer in ask_drivers()] == [[]]
 
 
-def test_what_a_run_collected_is_not_kept_for_enquiries():
-    flow = Dataflow()
-    flow.source([1]).collect()
-    with Cluster(1, mode="threads") as cluster:
+class Captured:
+    """What a user's function refers to."""
+
+
+def test_neither_a_run_nor_its_graph_is_kept_for_enquiries():
+    def run(cluster):
+        captured = Captured()
+        flow = Dataflow()
+        flow.source([1]).map(lambda x: captured and x).collect()
         flow.run(cluster=cluster)
-        (followed,) = cluster._session._runs
+        return weakref.ref(captured)
+
+    with Cluster(1, mode="threads") as cluster:
+        kept = run(cluster)
         gc.collect()
-        assert followed[1]() is None
+        assert kept() is None
+        assert len(cluster._session._runs) == 0
 
 
 def test_sockets_are_private_and_go_with_their_session(directory):

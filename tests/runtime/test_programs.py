@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -162,6 +164,99 @@ def test_a_second_ctrl_c_gives_up_what_cannot_be_drained(tmp_path, mode):
     code, _, err = scripts.finish(program)
     assert code == -signal.SIGINT
     assert "KeyboardInterrupt" in err
+
+
+STUCK = """
+import atexit, os, threading
+from timelyml import Cluster, Dataflow
+
+def work(x):
+    {work}
+    return x
+
+flow = Dataflow(num_shards=2)
+flow.source([1, 2]).exchange(lambda x: x).map(work).collect()
+{run}
+"""
+TELL = "print('worker', os.getpid(), flush=True)"
+WAIT = "threading.Event().wait(600)"
+IN_CLUSTER = """
+with Cluster(2{options}) as cluster:
+    {before}
+    flow.run(cluster=cluster)
+    print("closing", flush=True)
+"""
+LEAVES_LATE = f"{TELL}; atexit.register(lambda: {WAIT})"
+STUCK_PROGRAMS = {
+    "starting": STUCK.format(
+        work="pass",
+        run=IN_CLUSTER.format(
+            options=", environment={'PYTHONPATH': os.getcwd()}",
+            before="print('starting', flush=True)",
+        ),
+    ),
+    "starting its own": STUCK.format(
+        work="pass", run="print('starting', flush=True)\nflow.run(workers=2)"
+    ),
+    "running": STUCK.format(
+        work=f"{TELL}; {WAIT}", run=IN_CLUSTER.format(options="", before="pass")
+    ),
+    "running its own": STUCK.format(work=f"{TELL}; {WAIT}", run="flow.run(workers=2)"),
+    "started": STUCK.format(
+        work=f"{TELL}; {WAIT}", run="with flow.start(workers=2) as run:\n    pass"
+    ),
+    "stopping": STUCK.format(
+        work=f"{TELL}; {WAIT}",
+        run="flow.source([0]).sink(lambda shard, _: shard.emit('here', 0))\n"
+        "here = threading.Event()\n"
+        "run = flow.start(workers=2, on_message=lambda *_: here.set())\n"
+        "here.wait()\n"
+        "run.stop()",
+    ),
+    "closing": STUCK.format(
+        work=LEAVES_LATE, run=IN_CLUSTER.format(options="", before="pass")
+    ),
+    "closing its own": STUCK.format(work=LEAVES_LATE, run="flow.run(workers=2)"),
+    "exiting": STUCK.format(
+        work=LEAVES_LATE,
+        run="cluster = Cluster(2)\nflow.run(cluster=cluster)\n"
+        "print('closing', flush=True)",
+    ),
+}
+
+
+@pytest.mark.parametrize("where", STUCK_PROGRAMS)
+def test_ctrl_c_over_and_over_leaves_nothing_behind(tmp_path, where):
+    if where == "starting":
+        (tmp_path / "sitecustomize.py").write_text(
+            "import sys\nif 'timelyml.runtime.process' in sys.orig_argv:\n"
+            f"    import threading; {WAIT}\n"
+        )
+    # not below tmp_path: the name of a socket can have some 100 characters
+    with tempfile.TemporaryDirectory() as directory:
+        program = scripts.start(
+            STUCK_PROGRAMS[where],
+            cwd=tmp_path,
+            TMPDIR=directory,
+            XDG_RUNTIME_DIR=directory,
+        )
+        lines = [scripts.read_line(program)]
+        while lines[-1].startswith("worker") and where.startswith(("clos", "exit")):
+            lines.append(scripts.read_line(program))
+            if len(lines) == 2:
+                break
+        pause = threading.Event()
+        began = time.monotonic()
+        while program.poll() is None:
+            program.send_signal(signal.SIGINT)
+            pause.wait(0.1)
+        took_s = time.monotonic() - began
+        _, out, err = scripts.finish(program)
+        lines += out.splitlines()
+        workers = [int(line.split()[1]) for line in lines if "worker" in line]
+        assert not any(map(is_alive, workers)), lines
+        assert list(Path(directory).iterdir()) == [], err
+    assert took_s < 20.0  # what does not leave by itself is not waited for
 
 
 def test_workers_die_with_a_driver_that_was_killed(tmp_path):

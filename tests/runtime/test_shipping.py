@@ -4,6 +4,7 @@ import sys
 import threading
 import types
 
+import cloudpickle
 import pytest
 
 from timelyml.errors import ShippingError
@@ -124,3 +125,48 @@ def test_bytes_that_are_no_run_are_refused():
 def test_shipped_code_keeps_the_name_of_its_file():
     copy = loads(dumps(lambda: None))
     assert copy.__code__.co_filename == __file__
+
+
+def test_threads_may_ship_code_of_the_same_module_at_once():
+    module = types.ModuleType("of_no_file")
+    exec("def double(x):\n    return 2 * x\n", vars(module))
+    module.double.__module__ = "of_no_file"
+    sys.modules["of_no_file"] = module
+    barrier = threading.Barrier(4)
+    failed = []
+
+    def pickle_often():
+        barrier.wait()
+        try:
+            for _ in range(200):
+                assert b"of_no_file" in dumps(module.double)
+        except ValueError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=pickle_often) for _ in range(4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+        del sys.modules["of_no_file"]
+    assert failed == []
+    assert "of_no_file" not in cloudpickle.list_registry_pickle_by_value()
+
+
+def test_a_module_that_the_user_registered_stays_registered():
+    module = types.ModuleType("of_the_user")
+    exec("def double(x):\n    return 2 * x\n", vars(module))
+    module.double.__module__ = "of_the_user"
+    sys.modules["of_the_user"] = module
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        dumps(module.double)
+        assert "of_the_user" in cloudpickle.list_registry_pickle_by_value()
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+        del sys.modules["of_the_user"]

@@ -30,7 +30,7 @@ from timelyml.runtime.run_state import RunPlan
 from timelyml.runtime.service import ServiceSpec
 from timelyml.runtime.session import Session
 from timelyml.runtime.shipping import ship
-from timelyml.runtime.signals import Interrupts
+from timelyml.runtime.signals import HeldSignals, Interrupts
 
 Mode = Literal["inline", "threads", "processes"]
 MODES = ("inline", "threads", "processes")
@@ -128,13 +128,15 @@ class Cluster:
         Raises:
             TimelyError: As `start`; or the run failed, see `Run.result`.
         """
-        session = self._usable_session()
-        is_caller_driven = self.options.mode == "inline" and not session.has_thread
-        run = self._start(graph, on_message, config, is_caller_driven=is_caller_driven)
-        for spec in graph.operators:
-            if spec.kind == INPUT_KIND:
-                run.input(spec.name).close()
-        with Interrupts(terminate=True) as interrupts:
+        with Interrupts() as interrupts:
+            session = self._usable_session()
+            is_caller_driven = self.options.mode == "inline" and not session.has_thread
+            run = self._start(
+                graph, on_message, config, is_caller_driven=is_caller_driven
+            )
+            for spec in graph.operators:
+                if spec.kind == INPUT_KIND:
+                    run.input(spec.name).close()
             if is_caller_driven:
                 return _drive_in_caller(session, run, interrupts)
             return run.wait(interrupts)
@@ -155,18 +157,18 @@ class Cluster:
 
     def close(self) -> None:
         """End every run and every worker; closing twice changes nothing."""
-        with self._lock:
-            self._is_closed = True
-            finalizer, self._finalizer = self._finalizer, None
-        if finalizer is not None:
-            finalizer()
+        self._close(False)
 
     def __enter__(self) -> Self:
-        self._usable_session()
+        try:
+            self._usable_session()
+        except BaseException:
+            self._close(True)  # __exit__ will not come
+            raise
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._close(kind is not None)
 
     def __repr__(self) -> str:
         return f"<Cluster of {self.options.workers} workers, {self.options.mode}>"
@@ -199,7 +201,11 @@ class Cluster:
         controller = session.controller
         identity = RunIdentity(generation, resolved, run_config)
         run = Run(
-            identity, controller, record, settle=self.close if is_only_run else None
+            identity,
+            controller,
+            record,
+            settle=self._close if is_only_run else None,
+            owner=self,
         )
         plan = RunPlan(
             generation,
@@ -215,20 +221,33 @@ class Cluster:
             session.start_thread()
         return run
 
+    def _close(self, at_once: bool) -> None:
+        with self._lock:
+            self._is_closed = True
+            session = self._session
+            self._forget_finalizer()
+        if session is not None:
+            session.close(at_once=at_once)
+
+    def _forget_finalizer(self) -> None:
+        if self._finalizer is not None:
+            self._finalizer.detach()
+
     def _request_close(self, session: Session) -> None:
         session.request_close()
 
     def _usable_session(self) -> Session:
-        with self._lock:
+        with HeldSignals(), self._lock:
             if self._is_closed:
                 msg = "the cluster is closed; got a run to start; make another cluster"
                 raise RunStoppedError(msg)
             if self._session is None or not self._session.is_usable:
-                if self._finalizer is not None:
-                    self._finalizer()
+                if self._session is not None:
+                    self._session.close()
+                self._forget_finalizer()
                 self._session = self._new_session()
                 # Also when the program ends without close(); holds no cluster.
-                self._finalizer = weakref.finalize(self, self._session.close)
+                self._finalizer = weakref.finalize(self, self._session.abandon)
             return self._session
 
     def _new_session(self) -> Session:
@@ -276,7 +295,7 @@ def start_graph(
     try:
         return own._start(graph, on_message, config, is_only_run=True)  # noqa: SLF001
     except BaseException:
-        own.close()
+        own._close(True)  # noqa: SLF001
         raise
 
 
@@ -323,7 +342,9 @@ def _drive_in_caller(session: Session, run: Run, interrupts: Interrupts) -> Resu
         session.drive_until(lambda: run.done() or interrupts.was_interrupted)
         if not run.done() and session.is_usable:
             run.request_stop()
-            session.drive_until(run.done)
+            session.drive_until(lambda: run.done() or interrupts.is_insisted_on())
+        if not run.done() and interrupts.is_insisted_on():
+            raise KeyboardInterrupt  # noqa: TRY301  as the handler, if it was lost
     except BaseException:
         run.request_cancel()
         session.drive_until(run.done)

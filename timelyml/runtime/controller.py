@@ -187,7 +187,7 @@ class Controller:
     ) -> None:
         """Start a run, or keep it until the workers are there; see `submit`."""
         if self.membership.error is not None:
-            observer(Ended(self.membership.error))
+            observer(Ended(self.membership.error.anew()))
             return
         if self.is_stopped:
             observer(Ended(self._closed_error()))
@@ -218,8 +218,11 @@ class Controller:
         if self._keeper is not None:
             self._keeper.kill(worker)
         for generation in list(self._runs):
-            self._decide(generation, lambda run, now: run.lose(worker, error, now))
-        self.services.lost(worker, error)
+            # Each its own, as whoever raises it lets it hold what is around there.
+            self._decide(
+                generation, lambda run, now: run.lose(worker, error.anew(), now)
+            )
+        self.services.lost(worker, error.anew())
 
     def lose_link(self, worker: int, peer: int, reason: str) -> None:
         """Give the session up, as a worker hears no more of a peer; every run ends."""
@@ -250,7 +253,7 @@ class Controller:
         self.services.close()
         for generation, (_, observer) in list(self._runs.items()):
             del self._runs[generation]
-            observer(Ended(error))
+            observer(Ended(error.anew()))
 
     def _run_actions(self) -> bool:
         count = len(self._actions)

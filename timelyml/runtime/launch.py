@@ -23,6 +23,7 @@ from timelyml.runtime.shipping import worker_codec
 from timelyml.runtime.worker import Worker
 
 JOIN_TIMEOUT_S = 5.0
+JOIN_SLICE_S = 0.05  # how soon `close` sees that it is to hurry
 
 
 class Launcher(Protocol):
@@ -33,6 +34,9 @@ class Launcher(Protocol):
 
     def close(self, *, at_once: bool) -> None:
         """End every worker that has not left by itself; within seconds, or at once."""
+
+    def hurry(self) -> None:
+        """Let `close` wait no longer; from any thread, and before it too."""
 
     def stderr_tail(self, worker: int) -> str:
         """Return the last lines that a worker wrote to stderr."""
@@ -75,6 +79,7 @@ class ThreadLauncher:
         self._threads: list[threading.Thread] = []
         self._workers: dict[int, Worker] = {}
         self._num_workers = num_workers
+        self._is_hurried = False
 
     def start(self, controller: Controller) -> None:
         """Start every worker's thread."""
@@ -108,8 +113,16 @@ class ThreadLauncher:
         """Wait for the threads; one that is stuck in user code is left behind."""
         deadline = time.monotonic() + (0.0 if at_once else JOIN_TIMEOUT_S)
         for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            thread.join(JOIN_SLICE_S)
+            while thread.is_alive() and not self._is_hurried:
+                if time.monotonic() >= deadline:
+                    break
+                thread.join(JOIN_SLICE_S)
         self._directory.cleanup()
+
+    def hurry(self) -> None:
+        """Let `close` leave threads behind that do not end by themselves."""
+        self._is_hurried = True
 
     def stderr_tail(self, worker: int) -> str:  # noqa: ARG002  see Launcher
         """Return nothing: a thread shares the driver's stderr."""
@@ -147,6 +160,9 @@ class InlineLauncher:
             self.worker.leave()
         self._hub.transport(0).close()
         self._directory.cleanup()
+
+    def hurry(self) -> None:
+        """Do nothing: `close` waits for nobody."""
 
     def stderr_tail(self, worker: int) -> str:  # noqa: ARG002  see Launcher
         """Return nothing: the worker is in this process."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import selectors
 import signal
@@ -27,6 +28,7 @@ from timelyml.runtime.environment import worker_environment
 
 POLL_S = 0.2
 LEAVE_TIMEOUT_S = 3.0
+HURRIED_TIMEOUT_S = 0.5  # for workers that have nothing to do any more
 LOOKS_PER_TIMEOUT = 4
 TAIL_BYTES = 4096
 
@@ -78,6 +80,7 @@ class ProcessLauncher:
         self._wake_out, self._wake_in = os.pipe()
         self._selector.register(self._wake_out, selectors.EVENT_READ, None)
         self._close_deadline: float | None = None
+        self._hurry_deadline = math.inf
         self._thread: threading.Thread | None = None
 
     def start(self, controller: Controller) -> None:
@@ -100,6 +103,11 @@ class ProcessLauncher:
         os.close(self._wake_out)
         os.close(self._wake_in)
         self._cleanup()
+
+    def hurry(self) -> None:
+        """Let `close` kill workers that do not leave within half a second."""
+        deadline = time.monotonic() + HURRIED_TIMEOUT_S
+        self._hurry_deadline = min(self._hurry_deadline, deadline)
 
     def stderr_tail(self, worker: int) -> str:
         """Return the last lines that a worker wrote to stderr."""
@@ -136,7 +144,7 @@ class ProcessLauncher:
     def _is_done(self) -> bool:
         if self._close_deadline is None:
             return False
-        if time.monotonic() >= self._close_deadline:
+        if time.monotonic() >= min(self._close_deadline, self._hurry_deadline):
             for child in self._children.values():
                 child.process.kill()
         return all(child.is_gone for child in self._children.values())

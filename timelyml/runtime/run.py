@@ -6,6 +6,7 @@ the controller and reads the record of the run.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Self
@@ -51,12 +52,15 @@ class Run:
         controller: Controller,
         record: RunRecord,
         *,
-        settle: Callable[[], None] | None = None,
+        settle: Callable[[bool], None] | None = None,
+        owner: object = None,
     ) -> None:
         self.record = record
         self._identity = identity
         self._controller = controller
-        self._settle = settle  # frees what belongs to this run alone, once it is over
+        # Frees what belongs to this run alone, once it is over; True: at once.
+        self._settle = settle
+        self._owner = owner  # lives as long as somebody waits for this run
         self._inputs: dict[str, InputHandle] = {}
         self._is_stopping = False
 
@@ -72,8 +76,8 @@ class Run:
     def result(self, timeout_s: float | None = None) -> Result:
         """Block until the run is complete and return what it collected.
 
-        In the main thread, SIGINT lets the run drain first, then raises
-        KeyboardInterrupt; a second one cancels the run at once.
+        In the main thread, SIGINT and SIGTERM let the run drain first, then end the
+        program as usual; a second signal cancels the run at once.
 
         Raises:
             DeadlineError: It is not complete in time (and goes on); says what holds
@@ -86,19 +90,32 @@ class Run:
 
     def wait(self, interrupts: Interrupts, timeout_s: float | None = None) -> Result:
         """As `result`, with signals that the caller handles."""
+        is_in_time = self._wait(interrupts, timeout_s)
+        return self.conclude(interrupts, timeout_s, is_in_time=is_in_time)
+
+    def _wait(self, interrupts: Interrupts, timeout_s: float | None) -> bool:
+        """Wait for the end; a signal drains, a second one gives up."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
 
         def is_interrupted_anew() -> bool:
             return interrupts.was_interrupted and not self._is_stopping
 
+        def is_to_act() -> bool:
+            return is_interrupted_anew() or interrupts.is_insisted_on()
+
         try:
-            is_in_time = self.record.wait_until(is_interrupted_anew, timeout_s)
+            is_in_time = self.record.wait_until(is_to_act, timeout_s)
             if is_interrupted_anew():
                 self.request_stop()
-                is_in_time = self.record.wait_until(lambda: False, timeout_s)
+            if not self.done() and is_in_time:
+                left_s = None if deadline is None else deadline - time.monotonic()
+                is_in_time = self.record.wait_until(interrupts.is_insisted_on, left_s)
+            if not self.done() and interrupts.is_insisted_on():
+                raise KeyboardInterrupt  # noqa: TRY301  as the handler, if it was lost
         except KeyboardInterrupt:
-            self.cancel()
+            self.give_up()
             raise
-        return self.conclude(interrupts, timeout_s, is_in_time=is_in_time)
+        return is_in_time
 
     def conclude(
         self, interrupts: Interrupts, timeout_s: float | None, *, is_in_time: bool
@@ -160,9 +177,13 @@ class Run:
             self.cancel()
             return
         self.request_stop()
-        if not self.record.wait_until(lambda: False, timeout_s):
-            raise self._late("did not drain", timeout_s)
-        self._free()
+        with Interrupts() as interrupts:
+            is_in_time = self._wait(interrupts, timeout_s)
+            if not is_in_time:
+                raise self._late("did not drain", timeout_s)
+            self._free()
+            if interrupts.was_interrupted:
+                raise interrupts.exit_error()
 
     def request_stop(self) -> None:
         """As `stop`, without waiting."""
@@ -178,6 +199,14 @@ class Run:
         self.record.wait_until(lambda: False, CANCEL_TIMEOUT_S)
         self._free()
 
+    def give_up(self) -> None:
+        """As `cancel`, and workers of this run's own are not waited for."""
+        self.request_cancel()
+        if self._settle is None:
+            self.cancel()
+        else:
+            self._settle(True)
+
     def request_cancel(self) -> None:
         """As `cancel`, without waiting."""
         self._is_stopping = True
@@ -188,7 +217,7 @@ class Run:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            self.cancel()
+            self.give_up()
             return
         for spec in self._identity.graph.operators:
             if spec.kind == INPUT_KIND:
@@ -286,8 +315,9 @@ class Run:
             handle.close()
 
     def _free(self) -> None:
+        self._owner = None
         if self._settle is not None:
-            self._settle()
+            self._settle(False)
 
     def _late(self, what: str, timeout_s: float | None) -> DeadlineError:
         who = f"run {self.generation} of dataflow {self._identity.graph.name!r} {what}"

@@ -82,8 +82,7 @@ class RunPlan:
 class RunState:
     """Decides everything about one run; knows no clock, no thread and no socket.
 
-    Its time limit counts from `asked_at`. `activities` of workers, and those that are
-    `absent` from the cluster, are for explanations.
+    Its time limit counts from `asked_at`. `activities` and who is `absent` explain it.
     """
 
     def __init__(
@@ -260,8 +259,8 @@ class RunState:
             return self._finish()
         is_cancelled = isinstance(error, RunStoppedError)
         effects = self._end("cancelled" if is_cancelled else "failed")
-        # A worker that is gone does not answer; nor may one that failed.
         self._time_limit = None
+        # A worker that is gone does not answer; nor may one that failed.
         self._phase_deadline = now + self.plan.drop_timeout_s
         return effects
 
@@ -311,10 +310,11 @@ class RunState:
         return [DriverMessage(name, message.shard, message.tag, message.body)]
 
     def _ask(self, request: int, now: float) -> list[Effect]:
-        is_running = self.phase is RunPhase.RUNNING
-        workers = range(self.plan.num_workers) if is_running else ()
+        is_building = self.phase is RunPhase.BUILDING and request != LAST_WORD
+        is_asked = is_building or self.phase is RunPhase.RUNNING
+        workers = range(self.plan.num_workers) if is_asked else ()
         self._inspections.ask(request, now + self.plan.answer_timeout_s, workers)
-        if not is_running:
+        if not is_asked:
             return self._conclude(self._inspections.answered(), now)
         return self._to_all(Inspect(self.plan.generation, request))
 
@@ -346,9 +346,9 @@ class RunState:
         self, error: DeadlineError, silent: Collection[int], now: float
     ) -> list[Effect]:
         """Fail without waiting for workers that have kept silent for long enough."""
-        silent = set(silent)
+        others = set(range(self.plan.num_workers)).difference(silent)
         effects = self.fail(error, now)
-        self._awaited -= silent
+        self._awaited &= others
         return effects + self._end_if_answered()
 
     def _explain(self, inspection: Inspection) -> StallReport:

@@ -7,7 +7,9 @@ left when `serve` returns.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import math
 import os
 import sys
 import threading
@@ -15,7 +17,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, TypeGuard
+from typing import Any
 
 from timelyml.errors import ConfigError, InvariantError, PeerError, summary_of
 from timelyml.exchange import Transport
@@ -25,9 +27,11 @@ from timelyml.runtime.launch import Launcher
 from timelyml.runtime.loop import Endpoint, drive
 from timelyml.runtime.record import RunRecord, reentry_error
 from timelyml.runtime.run import Run, RunIdentity
-from timelyml.runtime.signals import is_interrupt
+from timelyml.runtime.signals import HeldSignals, is_interrupt
 
 CLOSE_TIMEOUT_S = 20.0
+HURRIED_TIMEOUT_S = 5.0
+JOIN_TIMEOUT_S = 1.0  # for a thread that has nothing more to do
 TURN_TIMEOUT_S = 0.05  # how soon one that waits to drive sees that it need not
 
 
@@ -52,12 +56,17 @@ class Session:
         self.transport = transport
         self._launcher = launcher
         self._endpoint = endpoint
+        self._lock = threading.Lock()  # between threads that start runs
         self._thread: threading.Thread | None = None
         self._driving = threading.Lock()
         self._driver: int | None = None  # the thread that drives it now
         self._closed = threading.Event()
-        # Weak, or what the last run collected would stay in memory.
-        self._runs: list[tuple[RunIdentity, weakref.ref[RunRecord]]] = []
+        self._close_by = math.inf  # until when `close` waits
+        self._process_id = os.getpid()
+        # Weak, or what the last run collected and its graph would stay in memory.
+        self._runs: weakref.WeakKeyDictionary[RunRecord, RunIdentity] = (
+            weakref.WeakKeyDictionary()
+        )
         self._enquiries: EnquiryServer | None = None
         launcher.start(controller)
         with contextlib.suppress(OSError, ConfigError):
@@ -76,15 +85,19 @@ class Session:
 
     def follow(self, identity: RunIdentity, record: RunRecord) -> None:
         """Let others ask about a run, as long as it goes on."""
-        going_on = [(each, ref) for each, ref in self._runs if _goes_on(ref())]
-        self._runs = [*going_on, (identity, weakref.ref(record))]
+        with self._lock:
+            self._runs[record] = identity
 
     def start_thread(self) -> None:
         """Let a thread of its own drive the session until it is closed."""
-        if self._thread is None:
+        with self._lock:
+            if self._thread is not None:
+                return
             self._thread = threading.Thread(
                 target=self.serve, name="timelyml-controller", daemon=True
             )
+            # Also when the program ends without close(), or was interrupted in it.
+            atexit.register(self.close)
             self._thread.start()
 
     def serve(self) -> None:
@@ -140,19 +153,43 @@ class Session:
             controller.end_all(error)
             controller.is_stopped = True
 
-    def close(self) -> None:
+    def close(self, *, at_once: bool = False) -> None:
         """End every run and every worker; blocks until they are gone.
 
         Not if the calling thread drives it: then they go when this callback is over.
+        Signals do not cut it short, or something would be left behind; they let it
+        hurry, and act when it is over.
+
+        Args:
+            at_once: Do not wait for workers that are busy.
         """
+        if os.getpid() != self._process_id:
+            return  # a fork has none of its threads, and its workers are another's
         self.request_close()
+        self._close_by = min(self._close_by, time.monotonic() + CLOSE_TIMEOUT_S)
+        if at_once:
+            self._hurry()
         if self.is_driven_here:
             return
+        with HeldSignals(self._hurry):
+            if self._thread is None:
+                self.drive_until(lambda: False)
+            while not self._closed.wait(TURN_TIMEOUT_S):
+                if time.monotonic() >= self._close_by:
+                    return
+            if self._thread is not None:
+                self._thread.join(JOIN_TIMEOUT_S)
+
+    def _hurry(self) -> None:
+        self._launcher.hurry()
+        self._close_by = min(self._close_by, time.monotonic() + HURRIED_TIMEOUT_S)
+
+    def abandon(self) -> None:
+        """As `close`, when its cluster was dropped, in whatever thread that is."""
         if self._thread is None:
-            self.drive_until(lambda: False)
-            self._closed.wait(CLOSE_TIMEOUT_S)
-        else:
-            self._thread.join(CLOSE_TIMEOUT_S)
+            self.close()
+        elif os.getpid() == self._process_id:
+            self.request_close()  # that thread may hold what the end would wait for
 
     def request_close(self) -> None:
         """As `close`, from the loop's own thread or without waiting."""
@@ -171,9 +208,12 @@ class Session:
         finally:
             self.controller.end_all(PeerError("the session of the cluster is over"))
             self._closed.set()
+            atexit.unregister(self.close)
 
     def _why(self, timeout_s: float) -> dict[str, Any]:
         """Say what the runs wait for; called in the thread of the enquiries."""
+        with self._lock:
+            runs = [each for each in self._runs.items() if not each[0].is_ended]
         return {
             "process_id": os.getpid(),
             "program": " ".join(sys.argv) or "python",
@@ -185,15 +225,10 @@ class Session:
             },
             "runs": [
                 asdict(Run(identity, self.controller, record).explain_stall(timeout_s))
-                for identity, ref in self._runs
-                if _goes_on(record := ref())
+                for record, identity in runs
             ],
         }
 
     def _doing(self, worker: int) -> str:
         doing = self._launcher.activity(worker) or self.controller.activity(worker)
         return f"in {doing}" if doing.startswith("operator") else doing
-
-
-def _goes_on(record: RunRecord | None) -> TypeGuard[RunRecord]:
-    return record is not None and not record.is_ended

@@ -15,7 +15,9 @@ import io
 import itertools
 import pickle
 import sys
+import threading
 import types
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -165,13 +167,45 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is unt
         if module is None or name == "__main__" or module in self._registered:
             return
         if not _is_importable(module):
-            cloudpickle.register_pickle_by_value(module)
+            _by_value.add(module)
             self._registered.append(module)
 
     def unregister(self) -> None:
         for module in self._registered:
-            cloudpickle.unregister_pickle_by_value(module)
+            _by_value.remove(module)
         self._registered.clear()
+
+
+class _ByValue:
+    """Modules in cloudpickle's registry, which all threads that pickle share."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._uses: Counter[str] = Counter()
+
+    def add(self, module: types.ModuleType) -> None:
+        """Register a module, unless the user has."""
+        name = module.__name__
+        with self._lock:
+            if (
+                self._uses[name]
+                or name not in cloudpickle.list_registry_pickle_by_value()
+            ):
+                self._uses[name] += 1
+                cloudpickle.register_pickle_by_value(module)
+
+    def remove(self, module: types.ModuleType) -> None:
+        """Take it out again after the last use."""
+        name = module.__name__
+        with self._lock:
+            if not self._uses[name]:
+                return  # the user's own
+            self._uses[name] -= 1
+            if not self._uses[name]:
+                cloudpickle.unregister_pickle_by_value(module)
+
+
+_by_value = _ByValue()  # one, as cloudpickle has one registry
 
 
 def _is_importable(module: types.ModuleType) -> bool:
