@@ -86,7 +86,7 @@ def test_options_of_the_run_are_passed_on(cluster):
 
 
 def test_unknown_options_are_refused(cluster):
-    with pytest.raises(ConfigError, match="no option 'speed'"):
+    with pytest.raises(ConfigError, match="no option of that name; got 'speed'"):
         cluster.run(word_count([]), speed=9)
 
 

@@ -1752,6 +1752,12 @@ def _own_cluster(
     Raises:
         ConfigError: There is a cluster already.
     """
+    if cluster is not None and not isinstance(cluster, Cluster):
+        raise ConfigError(
+            f"option 'cluster' cannot work; got {cluster!r}; expected a Cluster; pass "
+            f"one, or leave it out",
+            option="cluster",
+        )
     own = {"mode": mode, "transport": transport}
     chosen = {option: value for option, value in own.items() if value is not None}
     if cluster is not None and (chosen or workers is not None):

@@ -9,7 +9,8 @@ import threading
 import numpy as np
 import pytest
 
-from timelyml import Cluster, Dataflow
+from tests.runtime.test_processes import wait_for
+from timelyml import Cluster, Dataflow, RoundRobin
 from timelyml.errors import (
     ConfigError,
     DeadlineError,
@@ -20,7 +21,7 @@ from timelyml.errors import (
     ShippingError,
     TimeError,
 )
-from timelyml.runtime.operator import Logic
+from timelyml.runtime.operator import WAIT, Logic
 
 TIMEOUT_S = 30.0
 
@@ -403,7 +404,18 @@ def test_both_progress_modes_give_the_same_result(cluster, mode):
         ({"workers": 0}, "option 'workers' cannot work; got 0"),
         ({"workers": 2, "mode": "inline"}, "expected 1 where mode is 'inline'"),
         ({"transport": "carrier"}, "option 'transport'"),
+        ({"workers": True}, "option 'workers' cannot work; got True"),
+        ({"num_devices": 0}, "option 'num_devices' cannot work; got 0"),
         ({"heartbeat_timeout_s": 0}, "option 'heartbeat_timeout_s'"),
+        (
+            {"heartbeat_timeout_s": "9"},
+            "got '9'; expected a number of seconds, above 0",
+        ),
+        ({"startup_timeout_s": float("nan")}, "option 'startup_timeout_s'.*got nan"),
+        ({"environment": ["A=1"]}, "expected a mapping of names to text"),
+        ({"environment": {"A=B": "1"}}, "'environment' cannot work; got 'A=B'"),
+        ({"environment": {"A": 1}}, "got 1; expected text"),
+        ({"wokers": 2}, "a cluster has no option of that name; got 'wokers'"),
     ],
 )
 def test_a_cluster_refuses_options_that_cannot_work(options, match):
@@ -421,6 +433,13 @@ def test_a_cluster_refuses_options_that_cannot_work(options, match):
         {"state_limit_bytes": 0},
         {"timeout_s": 0},
         {"timeout_s": "1"},
+        {"timeout_s": -1},
+        {"timeout_s": float("nan")},
+        {"placement": "x"},
+        {"placement": RoundRobin},
+        {"progress_mode": "x"},
+        {"on_message": "x"},
+        {"cluster": "x"},
     ],
     ids=str,
 )
@@ -428,14 +447,102 @@ def test_a_run_refuses_values_that_cannot_work(options):
     (option,) = options
     flow = Dataflow()
     flow.source([1]).collect()
-    with pytest.raises(ConfigError, match=f"option '{option}' is out of range"):
+    with pytest.raises(ConfigError, match=f"option '{option}' cannot work; got "):
         flow.run(**options)
 
 
 def test_a_run_refuses_options_that_it_does_not_know(cluster):
     flow = doubled()
-    with pytest.raises(ConfigError, match="a run has no option 'colour'"):
+    with pytest.raises(ConfigError, match="no option of that name; got 'colour'"):
         cluster.start(flow, colour="red")
+
+
+WAITS = {
+    "result": lambda run, timeout_s: run.result(timeout_s),
+    "stop": lambda run, timeout_s: run.stop(timeout_s=timeout_s),
+    "metrics": lambda run, timeout_s: run.metrics(timeout_s),
+    "explain_stall": lambda run, timeout_s: run.explain_stall(timeout_s),
+    "send": lambda run, timeout_s: run.input("in").send([1], timeout_s=timeout_s),
+    "flush": lambda run, timeout_s: run.input("in").flush(timeout_s=timeout_s),
+    "wait_until": lambda run, timeout_s: run.probe("probe").wait_until(0, timeout_s),
+}
+
+
+@pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
+@pytest.mark.parametrize("timeout_s", ["x", -1, True, float("nan")], ids=str)
+def test_a_wait_refuses_what_is_no_time(wait, timeout_s):
+    with doubled().start() as run:
+        match = "option 'timeout_s' cannot work; got .*; expected a number of seconds"
+        with pytest.raises(ConfigError, match=match):
+            wait(run, timeout_s)
+        assert not run.done()
+
+
+@pytest.mark.parametrize("name", ["x", 5, ["in"], None], ids=str)
+def test_a_run_refuses_names_that_it_does_not_know(name):
+    with doubled().start() as run:
+        for ask in (run.batches, run.results):
+            with pytest.raises(KeyError, match="nothing is collected under that name"):
+                ask(name)
+        for ask in (run.input, run.probe):
+            with pytest.raises(GraphError, match="of that name; got"):
+                ask(name)
+    with pytest.raises(KeyError, match="nothing is collected under that name"):
+        run.result()[name]
+    with pytest.raises(KeyError, match="nothing is captured under that name"):
+        run.result().recording(name)
+
+
+@pytest.mark.parametrize("time", ["x", 1.5, (0, 0), -1, None], ids=str)
+def test_a_probe_refuses_what_is_no_time_of_its_scope(time):
+    with doubled().start() as run:
+        probe = run.probe("probe")
+        for ask in (probe.less_equal, probe.less_than, probe.wait_until):
+            with pytest.raises(TimeError, match="probe 'probe'"):
+                ask(time)
+
+
+def test_a_cluster_says_how_a_dataflow_runs_on_it():
+    with (
+        Cluster(1, mode="inline") as cluster,
+        pytest.raises(ConfigError, match=r"call flow\.run\(cluster=cluster\)"),
+    ):
+        cluster.run(doubled())
+
+
+@pytest.mark.parametrize("placement", ["x", RoundRobin, 3], ids=str)
+def test_an_operator_refuses_what_is_no_placement(placement):
+    with pytest.raises(GraphError, match=r"operator 'source' cannot be placed; got "):
+        Dataflow().source([1], placement=placement)
+
+
+def test_closing_an_input_ends_a_send_that_waits_for_credit(cluster):
+    def hold(shard, delivery):
+        while True:
+            yield WAIT
+
+    flow = Dataflow(num_shards=1)
+    flow.input("in").unary(hold)
+    run = cluster.start(flow, max_epochs_ahead=2)
+    sends = run.input("in")
+    errors = []
+
+    def send():
+        try:
+            for epoch in itertools.count():
+                sends.advance_to(epoch)
+                sends.send([epoch])
+        except RunStoppedError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    wait_for(lambda: sends.time == 2 and not sends._has_credit(1))
+    with pytest.raises(DeadlineError, match="did not drain"):
+        run.stop(timeout_s=0.1)
+    thread.join(TIMEOUT_S)
+    assert "input 'in' is closed" in str(errors[0])
+    run.cancel()
 
 
 def test_a_closed_cluster_starts_nothing_and_its_runs_say_so():

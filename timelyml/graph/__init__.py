@@ -10,11 +10,19 @@ from timelyml.graph.builder import (
 )
 from timelyml.graph.model import Graph
 from timelyml.graph.pact import Broadcast, Direct, Exchange, Gather, Pact, Pipeline
-from timelyml.graph.placement import Contiguous, Custom, Placement, RoundRobin
+from timelyml.graph.placement import (
+    PLACEMENT_RULE,
+    Contiguous,
+    Custom,
+    Placement,
+    RoundRobin,
+    is_placement,
+)
 from timelyml.graph.spec import ChannelSpec, OperatorSpec, PortRef, ScopeSpec
 
 __all__ = [
     "PER_WORKER",
+    "PLACEMENT_RULE",
     "Broadcast",
     "ChannelSpec",
     "Contiguous",
@@ -35,4 +43,5 @@ __all__ = [
     "ScopeRef",
     "ScopeSpec",
     "StreamRef",
+    "is_placement",
 ]

@@ -10,11 +10,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol, runtime_checkable
 
 from timelyml.errors import PlacementError
 
+PLACEMENT_RULE: Final = (
+    "a Placement, such as RoundRobin(), Contiguous() or Custom(table)"
+)
 
+
+@runtime_checkable
 class Placement(Protocol):
     """A rule that assigns the shards of one operator to workers."""
 
@@ -150,6 +155,11 @@ class Custom:
         """Return the length and a digest of the table, whatever its size."""
         table = ",".join(map(str, self.assignment)).encode()
         return f"custom {hashlib.sha256(table).hexdigest()[:12]}"
+
+
+def is_placement(value: object) -> bool:
+    """Whether `value` is a placement; a class of placements is none."""
+    return isinstance(value, Placement) and not isinstance(value, type)
 
 
 def _check_shard(shard: int, num_shards: int) -> None:

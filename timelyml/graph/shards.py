@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from timelyml.errors import GraphError, ShardCountError
 from timelyml.graph.pact import Gather, Pact, Pipeline
+from timelyml.graph.placement import PLACEMENT_RULE, is_placement
 from timelyml.graph.spec import OperatorSpec
 from timelyml.graph.text import shards_text
 
@@ -68,6 +69,12 @@ def check_operator(spec: OperatorSpec) -> None:
 
 def check_placement(spec: OperatorSpec, num_workers: int | None = None) -> None:
     """Refuse a placement that does not fit the operator or, once known, the workers."""
+    who = f"operator {spec.name!r}"
+    if spec.placement is not None and not is_placement(spec.placement):
+        raise GraphError(
+            f"{who} cannot be placed; got placement={spec.placement!r}; expected "
+            f"{PLACEMENT_RULE}; correct it, or leave it out",
+            operator=spec.name,
+        )
     if spec.placement is not None and spec.num_shards is not None:
-        who = f"operator {spec.name!r}"
         spec.placement.check(spec.num_shards, num_workers, who=who)

@@ -19,9 +19,18 @@ from typing import Any, Literal, Self
 from timelyml.errors import ConfigError, RunStoppedError
 from timelyml.exchange import CONTROLLER, InProcessHub
 from timelyml.graph import Graph
-from timelyml.runtime.config import INPUT_KIND, RunConfig, ShippedRun
+from timelyml.runtime.config import RunConfig, ShippedRun
 from timelyml.runtime.controller import Controller
 from timelyml.runtime.launch import InlineEndpoint, InlineLauncher, ThreadLauncher
+from timelyml.runtime.options import (
+    check_choice,
+    check_count,
+    check_environment,
+    check_known,
+    check_listener,
+    check_seconds,
+    refusal,
+)
 from timelyml.runtime.process_session import ProcessOptions, process_session
 from timelyml.runtime.record import OnMessage, RunRecord
 from timelyml.runtime.result import Result
@@ -65,16 +74,16 @@ class ClusterOptions:
     services: Sequence[ServiceSpec] = ()
 
     def __post_init__(self) -> None:
-        _check_choice("mode", self.mode, MODES)
-        _check_choice("transport", self.transport, TRANSPORTS)
-        if not isinstance(self.workers, int) or self.workers < 1:
-            raise _out_of_range("workers", self.workers, "an integer of at least 1")
+        check_choice("mode", self.mode, MODES)
+        check_choice("transport", self.transport, TRANSPORTS)
+        check_count("workers", self.workers)
+        check_count("num_devices", self.num_devices)
         if self.mode == "inline" and self.workers != 1:
-            raise _out_of_range("workers", self.workers, "1 where mode is 'inline'")
-        for option in ("startup_timeout_s", "heartbeat_timeout_s"):
-            value = getattr(self, option)
-            if not value > 0:
-                raise _out_of_range(option, value, "a number of seconds above 0")
+            raise refusal("workers", self.workers, "1 where mode is 'inline'")
+        check_seconds("startup_timeout_s", self.startup_timeout_s)
+        check_seconds("heartbeat_timeout_s", self.heartbeat_timeout_s)
+        if self.environment is not None:
+            check_environment(self.environment)
 
 
 class Cluster:
@@ -85,6 +94,8 @@ class Cluster:
     """
 
     def __init__(self, workers: int = 4, **options: Any) -> None:
+        known = [field.name for field in dataclasses.fields(ClusterOptions)]
+        check_known("a cluster", options, known)
         self.options = ClusterOptions(workers=workers, **options)
         self._generations = itertools.count(1)
         self._lock = threading.Lock()
@@ -134,9 +145,7 @@ class Cluster:
             run = self._start(
                 graph, on_message, config, is_caller_driven=is_caller_driven
             )
-            for spec in graph.operators:
-                if spec.kind == INPUT_KIND:
-                    run.input(spec.name).close()
+            run.close_inputs()
             if is_caller_driven:
                 return _drive_in_caller(session, run, interrupts)
             return run.wait(interrupts)
@@ -183,6 +192,12 @@ class Cluster:
         is_only_run: bool = False,
     ) -> Run:
         asked_at = time.monotonic()
+        if not isinstance(graph, Graph):
+            raise ConfigError(
+                f"a cluster cannot run that; got {graph!r}; expected a Graph; call "
+                "flow.run(cluster=cluster), or pass what flow.build() returns"
+            )
+        check_listener(on_message)
         run_config = make_config(config)
         resolved = graph.resolve(self.options.workers)
         shipped = ship(ShippedRun(resolved, run_config))
@@ -306,10 +321,7 @@ def make_config(options: Mapping[str, Any]) -> RunConfig:
         ConfigError: An option is unknown or has a value that cannot work.
     """
     known = [field.name for field in dataclasses.fields(RunConfig)]
-    for option in options:
-        if option not in known:
-            msg = f"a run has no option {option!r}; expected one of {known}"
-            raise ConfigError(msg, option=option)
+    check_known("a run", options, known)
     return RunConfig(**options)
 
 
@@ -350,13 +362,3 @@ def _drive_in_caller(session: Session, run: Run, interrupts: Interrupts) -> Resu
         session.drive_until(run.done)
         raise
     return run.conclude(interrupts, None, is_in_time=True)
-
-
-def _check_choice(option: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise _out_of_range(option, value, f"one of {choices}")
-
-
-def _out_of_range(option: str, value: object, rule: str) -> ConfigError:
-    msg = f"option {option!r} cannot work; got {value!r}; expected {rule}"
-    return ConfigError(msg, option=option, value=value)

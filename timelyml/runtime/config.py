@@ -7,12 +7,24 @@ the same ones.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-from timelyml.errors import ConfigError
-from timelyml.graph import Graph, Placement, RoundRobin
+from timelyml.graph import (
+    PLACEMENT_RULE,
+    Graph,
+    Placement,
+    RoundRobin,
+    is_placement,
+)
+from timelyml.runtime.options import (
+    check_choice,
+    check_count,
+    check_seconds,
+    refusal,
+)
 
 ProgressMode = Literal["broadcast", "accumulator"]
+PROGRESS_MODES = ("broadcast", "accumulator")
 MEBIBYTE = 1 << 20
 INPUT_KIND = "input"  # an operator that the driver feeds
 PROBE_KIND = "probe"  # one whose input frontier the driver observes
@@ -45,30 +57,15 @@ class RunConfig:
     timeout_s: float | None = None
 
     def __post_init__(self) -> None:
-        if self.progress_mode not in ("broadcast", "accumulator"):
-            msg = (
-                f"option 'progress_mode' is unknown; got {self.progress_mode!r}; "
-                "expected 'broadcast' or 'accumulator'; choose one"
-            )
-            raise ConfigError(msg, option="progress_mode")
+        check_choice("progress_mode", self.progress_mode, PROGRESS_MODES)
         for option in ("max_epochs_ahead", "credit_bytes", "loop_budget_bytes"):
-            self._check(option, int, "an integer of at least 1", least=1)
+            check_count(option, getattr(self, option))
         if self.state_limit_bytes is not None:
-            self._check("state_limit_bytes", int, "an integer of at least 1", least=1)
+            check_count("state_limit_bytes", self.state_limit_bytes)
         if self.timeout_s is not None:
-            self._check("timeout_s", (int, float), "seconds above 0", least=1e-9)
-
-    def _check(
-        self, option: str, kind: type | tuple[type, ...], rule: str, *, least: float
-    ) -> None:
-        value: Any = getattr(self, option)
-        is_number = isinstance(value, kind) and not isinstance(value, bool)
-        if not is_number or not value >= least:
-            msg = (
-                f"option {option!r} is out of range; got {value!r}; expected {rule}; "
-                "correct it, or leave it out"
-            )
-            raise ConfigError(msg, option=option)
+            check_seconds("timeout_s", self.timeout_s)
+        if not is_placement(self.placement):
+            raise refusal("placement", self.placement, PLACEMENT_RULE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from typing import Any, Protocol, Self
 from timelyml.errors import RunStoppedError, TimeError
 from timelyml.exchange import as_payload, num_records, seal, size_bytes
 from timelyml.graph import OperatorSpec
-from timelyml.progress import Timestamp, less_equal, less_than
+from timelyml.progress import Timestamp, check_time, less_equal, less_than
+from timelyml.runtime.options import check_wait
 from timelyml.runtime.record import RunRecord
 from timelyml.runtime.stall import StallReport, late
 
@@ -85,6 +86,7 @@ class InputHandle:
             DeadlineError: There was no credit in time.
             TimelyError: The run failed, with its error, or it is over.
         """
+        check_wait(timeout_s)
         checked = as_payload(payload)
         checked = list(checked) if isinstance(checked, list) else seal(checked)
         with self._lock:
@@ -94,7 +96,12 @@ class InputHandle:
             if num_records(checked) == 0:
                 return
             size = size_bytes(checked)
-            self._wait(lambda: self._has_credit(size), timeout_s, "had no credit")
+            self._wait(
+                lambda: self._is_closed or self._has_credit(size),
+                timeout_s,
+                "had no credit",
+            )
+            self._check_open()  # `close` does not wait for a send that has no credit
             with self._record.changed:
                 self._record.outstanding_bytes[self.name] += size
             shard = next(self._next_shard)
@@ -124,7 +131,8 @@ class InputHandle:
                 return
             self._epoch = epoch
             with self._record.changed:
-                self._record.input_epochs[self.name] = epoch
+                if not self._is_closed:
+                    self._record.input_epochs[self.name] = epoch
                 self._record.changed.notify_all()
             self._to_every_shard(("advance", epoch))
 
@@ -135,6 +143,7 @@ class InputHandle:
             DeadlineError: They did not in time.
             TimelyError: The run failed, with its error.
         """
+        check_wait(timeout_s)
         outstanding = self._record.outstanding_bytes
         self._wait(
             lambda: outstanding[self.name] <= 0,
@@ -144,14 +153,17 @@ class InputHandle:
         )
 
     def close(self) -> None:
-        """Send nothing more; closing twice, or after the run, changes nothing."""
-        with self._lock:
+        """Send nothing more; closing twice, or after the run, changes nothing.
+
+        A `send` that waits for credit in another thread gives up.
+        """
+        with self._record.changed:
             if self._is_closed:
                 return
             self._is_closed = True
-            with self._record.changed:
-                self._record.input_epochs.pop(self.name, None)
-                self._record.changed.notify_all()
+            self._record.input_epochs.pop(self.name, None)
+            self._record.changed.notify_all()
+        with self._lock:
             self._to_every_shard(("close",))
 
     def __enter__(self) -> Self:
@@ -211,8 +223,9 @@ class InputHandle:
 class Probe:
     """Shows how far a run has come at a probe; may be used from any thread."""
 
-    def __init__(self, link: RunLink, name: str) -> None:
-        self.name = name
+    def __init__(self, link: RunLink, spec: OperatorSpec) -> None:
+        self.name = spec.name
+        self._depth = spec.depth
         self._link = link
         self._record = link.record
 
@@ -227,20 +240,28 @@ class Probe:
         return not self.frontier
 
     def less_equal(self, time: Timestamp) -> bool:
-        """Whether something at `time` or before it may still come."""
+        """Whether something at `time` or before it may still come.
+
+        Raises:
+            TimeError: It is no timestamp of the probe's scope.
+        """
+        check_time(time, self._depth, f"probe {self.name!r}")
         return any(less_equal(element, time) for element in self.frontier)
 
     def less_than(self, time: Timestamp) -> bool:
-        """Whether something before `time` may still come."""
+        """Whether something before `time` may still come; raises as `less_equal`."""
+        check_time(time, self._depth, f"probe {self.name!r}")
         return any(less_than(element, time) for element in self.frontier)
 
     def wait_until(self, time: Timestamp, timeout_s: float | None = None) -> None:
         """Block until `time` is complete here: nothing at it or before it can come.
 
         Raises:
+            TimeError: It is no timestamp of the probe's scope.
             DeadlineError: It was not in time; says what holds it back.
             TimelyError: The run failed, with its error.
         """
+        check_wait(timeout_s)
         is_in_time = self._record.wait_until(
             lambda: not self.less_equal(time), timeout_s
         )

@@ -36,12 +36,11 @@ class Result(Mapping[str, list[Any]]):
 
     def __getitem__(self, name: str) -> list[Any]:
         """Return all records collected under `name`."""
+        batches = self._of(name)
         records = self._records.get(name)
         if records is None:
             records = [
-                record
-                for _, _, payload in self._of(name)
-                for record in records_of(payload)
+                record for _, _, payload in batches for record in records_of(payload)
             ]
             self._records[name] = records
         return records
@@ -61,12 +60,12 @@ class Result(Mapping[str, list[Any]]):
 
     def recording(self, name: str) -> Recording:
         """Return what was captured to memory under `name`."""
-        if name not in self._recordings:
+        if name not in list(self._recordings):
             raise nothing("captured", name, self._recordings)
         return self._recordings[name]
 
     def _of(self, name: str) -> Batches:
-        if name not in self._batches:
+        if name not in list(self._batches):  # a list: the name may be unhashable
             raise nothing("collected", name, self._batches)
         return self._batches[name]
 

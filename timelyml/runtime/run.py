@@ -19,6 +19,7 @@ from timelyml.runtime.controller import Controller
 from timelyml.runtime.effects import Inspected
 from timelyml.runtime.inputs import InputHandle, Probe
 from timelyml.runtime.metrics import merge_metrics
+from timelyml.runtime.options import check_wait
 from timelyml.runtime.record import RunRecord
 from timelyml.runtime.result import Result, nothing
 from timelyml.runtime.results import Results
@@ -85,6 +86,7 @@ class Run:
             TimelyError: It failed; an `OperatorError` is also of the type that the
                 user's function raised.
         """
+        check_wait(timeout_s)
         with Interrupts() as interrupts:
             return self.wait(interrupts, timeout_s)
 
@@ -137,9 +139,8 @@ class Run:
 
     def batches(self, name: str) -> list[tuple[Timestamp, Any]]:
         """Return (time, payload) collected so far under `name`: whole times only."""
-        found = self.record.batches(name)
-        if found is None:
-            raise nothing("collected", name, self.record.collected_names)
+        self._check_collected(name)
+        found = self.record.batches(name) or []
         return [(time, payload) for time, _, payload in found]
 
     def results(self, name: str, *, keep: bool = True) -> Results:
@@ -157,9 +158,13 @@ class Run:
             KeyError: Nothing is collected under that name.
             TimelyError: The run failed; raised after its last complete time.
         """
-        if name not in self.record.collected_names:
-            raise nothing("collected", name, self.record.collected_names)
+        self._check_collected(name)
         return Results(self, name, keep=keep)
+
+    def _check_collected(self, name: str) -> None:
+        names = self.record.collected_names
+        if name not in names:
+            raise nothing("collected", name, names)
 
     def stop(self, drain: bool = True, timeout_s: float | None = None) -> None:
         """Let every source end at its present epoch and wait until all is done.
@@ -173,6 +178,7 @@ class Run:
         Raises:
             DeadlineError: It did not drain in time (and goes on draining).
         """
+        check_wait(timeout_s)
         if not drain:
             self.cancel()
             return
@@ -188,7 +194,7 @@ class Run:
     def request_stop(self) -> None:
         """As `stop`, without waiting."""
         self._is_stopping = True
-        self._close_inputs()
+        self.close_inputs()
         self._controller.ask(self.generation, lambda run, _: run.stop_sources())
 
     def cancel(self) -> None:
@@ -219,10 +225,14 @@ class Run:
         if kind is not None:
             self.give_up()
             return
+        self.close_inputs()
+        self.result()
+
+    def close_inputs(self) -> None:
+        """Close every input of the dataflow: nothing more comes from the driver."""
         for spec in self._identity.graph.operators:
             if spec.kind == INPUT_KIND:
                 self.input(spec.name).close()
-        self.result()
 
     def input(self, name: str) -> InputHandle:
         """Return the handle of an input.
@@ -243,7 +253,7 @@ class Run:
         Raises:
             GraphError: The dataflow has no probe of that name.
         """
-        return Probe(self, self._named(name, PROBE_KIND).name)
+        return Probe(self, self._named(name, PROBE_KIND))
 
     def send_input(self, operator: int, shard: int, body: Any) -> None:
         """Send a message of an input handle to one shard."""
@@ -260,6 +270,7 @@ class Run:
         While it runs they are asked for; a worker that is too busy to answer within
         about a second is missing from them.
         """
+        check_wait(timeout_s)
         by_worker = self.record.metrics
         if not self.done():
             inspected = self._inspect(timeout_s)
@@ -272,6 +283,7 @@ class Run:
 
     def explain_stall(self, timeout_s: float = ANSWER_TIMEOUT_S) -> StallReport:
         """Say who holds the run back: location, time, worker, where created."""
+        check_wait(timeout_s)
         who = f"run {self.generation} of dataflow {self._identity.graph.name!r}"
         if self.done():
             return StallReport(f"{who} is over")
@@ -309,10 +321,6 @@ class Run:
             )
             raise GraphError(msg, name=name, kind=kind)
         return graph.operator_named(name)
-
-    def _close_inputs(self) -> None:
-        for handle in list(self._inputs.values()):
-            handle.close()
 
     def _free(self) -> None:
         self._owner = None

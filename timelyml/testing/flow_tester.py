@@ -19,7 +19,7 @@ from timelyml.exchange import CONTROLLER, Codec
 from timelyml.fluent import Dataflow
 from timelyml.graph import Graph
 from timelyml.runtime.cluster import make_config
-from timelyml.runtime.config import INPUT_KIND, ShippedRun
+from timelyml.runtime.config import ShippedRun
 from timelyml.runtime.controller import Controller
 from timelyml.runtime.loop import Endpoint
 from timelyml.runtime.messages import HANDSHAKE, Hello
@@ -147,9 +147,7 @@ class FlowTester:
             TimelyError: As `start`; or the run failed, or would never end.
         """
         run = self.start(flow, on_message=on_message, **config)
-        for spec in (flow.build() if isinstance(flow, Dataflow) else flow).operators:
-            if spec.kind == INPUT_KIND:
-                run.input(spec.name).close()
+        run.close_inputs()
         return run.result()
 
     @property

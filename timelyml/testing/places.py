@@ -6,7 +6,6 @@ from typing import Any, Final
 
 from timelyml.fluent import Dataflow, Mode
 from timelyml.runtime.cluster import Cluster
-from timelyml.runtime.config import INPUT_KIND
 from timelyml.runtime.result import Result
 from timelyml.runtime.run import Run
 from timelyml.testing.leftovers import eventually
@@ -52,9 +51,7 @@ class Place:
         if self.mode == "inline":
             return flow.run(cluster=self.cluster, **options)
         run = self.start(flow, **options)
-        for spec in flow.build().operators:
-            if spec.kind == INPUT_KIND:
-                run.input(spec.name).close()
+        run.close_inputs()
         return run.result()
 
     def start(self, flow: Dataflow, **options: Any) -> Run:
