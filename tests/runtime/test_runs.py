@@ -19,6 +19,7 @@ from timelyml.errors import (
     PayloadError,
     RunStoppedError,
     ShippingError,
+    StateLimitError,
     TimeError,
 )
 from timelyml.runtime.operator import WAIT, Logic
@@ -258,6 +259,20 @@ def test_a_failed_operator_ends_its_run_only_with_the_users_own_error(cluster):
     good.input("in").send([1])
     good.input("in").close()
     assert good.result(TIMEOUT_S)["out"] == [2]
+
+
+def test_an_operator_that_keeps_too_much_state_fails_its_run_by_name(cluster):
+    def keep(shard, delivery):
+        shard.state[delivery.time] = bytes(10_000)
+
+    flow = Dataflow()
+    numbers = flow.source(range(100), batch_size=1, epoch_every=1)
+    numbers.unary(keep, name="hoarder", states=("state",)).collect()
+    match = (
+        r"'hoarder' failed on worker .*: StateLimitError: .* at most 100000; discard"
+    )
+    with pytest.raises(StateLimitError, match=match):
+        cluster.run(flow, state_limit_bytes=100_000)
 
 
 def test_everything_that_waits_for_a_failed_run_gets_its_error(cluster):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from timelyml.errors import InvariantError, PayloadError, StateLimitError
+from timelyml.errors import InvariantError, PayloadError
 from timelyml.exchange import CONTROLLER, Codec, Lane, SpillingQueue, Transport
 from timelyml.graph import Graph
 from timelyml.progress import CapabilityTable, Timestamp, Tracker
@@ -41,7 +41,7 @@ from timelyml.runtime.timers import Timers
 # What a worker's own changes lead to at once goes out with them, in one message.
 MAX_ROUNDS = 4
 TURN_S = 0.01  # one operator's share of a turn, so that none keeps the worker
-STATE_CHECK_ACTIVATIONS = 8
+STATE_CHECK_ACTIVATIONS = 8  # measuring costs as much as there is state
 PIGGYBACK_BYTES = 64 * 1024  # progress must not queue behind more data than this
 
 
@@ -220,6 +220,10 @@ class Dataflow:
         for spill in self.spills.values():
             spill.close()
 
+    def disown(self, fork: Any) -> None:
+        """Let `fork` take the place of what tells the time and sends."""
+        self._transport = self._clock = fork
+
     def now(self) -> float:
         """Seconds by the worker's clock."""
         return self._clock()
@@ -310,25 +314,11 @@ class Dataflow:
                 self._active.add(index)
             instance.metrics["busy_s"] += clock() - began
             instance.metrics["activations"] += 1
-            if self.config.state_limit_bytes is not None:
-                self._check_state(instance)
+            limit = self.config.state_limit_bytes
+            is_due = instance.metrics["activations"] % STATE_CHECK_ACTIVATIONS == 0
+            if limit is not None and is_due:
+                self.state.check_limit(index, limit, f"operator {instance.name!r}")
         self.running = None
-
-    def _check_state(self, instance: OperatorInstance) -> None:
-        """Measure now and then: measuring costs as much as there is state."""
-        if instance.metrics["activations"] % STATE_CHECK_ACTIVATIONS:
-            return
-        limit = self.config.state_limit_bytes
-        size = self.state.size_bytes(instance.index)
-        if limit is not None and size > limit:
-            msg = (
-                f"operator {instance.name!r} keeps too much state on worker "
-                f"{self.worker_index}; got {size} bytes; expected at most {limit}; "
-                "discard what is no longer needed or raise state_limit_bytes"
-            )
-            raise StateLimitError(
-                msg, operator=instance.name, worker=self.worker_index, size_bytes=size
-            )
 
     def _flush(self) -> None:
         self._has_consumed = False

@@ -7,6 +7,7 @@ them it tells the controller. Worker processes are started by `launch_processes`
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import threading
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from timelyml.exchange import CONTROLLER, InProcessHub, Transport
+from timelyml.runtime import forks
 from timelyml.runtime.controller import Controller
 from timelyml.runtime.loop import drive
 from timelyml.runtime.messages import HANDSHAKE, Hello
@@ -57,7 +59,7 @@ def make_worker(
     """Build a worker and let it say hello."""
     endpoint = getattr(transport, "endpoint", None)
     transport.send(CONTROLLER, Hello(index, os.getpid(), endpoint, HANDSHAKE))
-    return Worker(
+    worker = Worker(
         index,
         transport,
         codec=worker_codec(),
@@ -65,6 +67,8 @@ def make_worker(
         spill_directory=spill_directory,
         services=services,
     )
+    forks.watch(worker)
+    return worker
 
 
 class ThreadLauncher:
@@ -75,7 +79,7 @@ class ThreadLauncher:
     ) -> None:
         self._hub = hub
         self._services = services
-        self._directory = tempfile.TemporaryDirectory(prefix="timelyml-")
+        self._directory = Path(tempfile.mkdtemp(prefix="timelyml-"))
         self._threads: list[threading.Thread] = []
         self._workers: dict[int, Worker] = {}
         self._num_workers = num_workers
@@ -96,8 +100,7 @@ class ThreadLauncher:
     def _serve(self, index: int, controller: Controller) -> None:
         transport = self._hub.transport(index)
         try:
-            directory = Path(self._directory.name)
-            worker = make_worker(index, transport, directory, self._services)
+            worker = make_worker(index, transport, self._directory, self._services)
             self._workers[index] = worker
             try:
                 drive(worker, transport, lambda: worker.is_stopped, time.monotonic)
@@ -118,7 +121,7 @@ class ThreadLauncher:
                 if time.monotonic() >= deadline:
                     break
                 thread.join(JOIN_SLICE_S)
-        self._directory.cleanup()
+        shutil.rmtree(self._directory, ignore_errors=True)
 
     def hurry(self) -> None:
         """Let `close` leave threads behind that do not end by themselves."""
@@ -142,7 +145,7 @@ class InlineLauncher:
     def __init__(self, hub: InProcessHub, services: Sequence[ServiceSpec] = ()) -> None:
         self._hub = hub
         self._services = services
-        self._directory = tempfile.TemporaryDirectory(prefix="timelyml-")
+        self._directory = Path(tempfile.mkdtemp(prefix="timelyml-"))
         self.worker: Worker | None = None
 
     def start(self, controller: Controller) -> None:
@@ -150,7 +153,7 @@ class InlineLauncher:
         del controller
         transport = self._hub.transport(0)
         transport.stand_in = self._hub.transport(CONTROLLER)  # the one that waits
-        directory = Path(self._directory.name)
+        directory = self._directory
         self.worker = make_worker(0, transport, directory, self._services)
 
     def close(self, *, at_once: bool) -> None:  # noqa: ARG002  see Launcher
@@ -159,7 +162,7 @@ class InlineLauncher:
             self.worker.step()  # it has been told to, unless the session broke
             self.worker.leave()
         self._hub.transport(0).close()
-        self._directory.cleanup()
+        shutil.rmtree(self._directory, ignore_errors=True)
 
     def hurry(self) -> None:
         """Do nothing: `close` waits for nobody."""

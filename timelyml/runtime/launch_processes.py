@@ -135,9 +135,9 @@ class ProcessLauncher:
             controller.post(lambda: controller.lose_worker(0, what))
         finally:
             for child in self._children.values():
-                if child.process.poll() is None:
-                    child.process.kill()
-                    child.process.wait()
+                if not child.is_gone:
+                    _end_group(child.process.pid)
+                    _reap(child.process)
                 self._release(child)
             self._selector.close()
 
@@ -146,7 +146,8 @@ class ProcessLauncher:
             return False
         if time.monotonic() >= min(self._close_deadline, self._hurry_deadline):
             for child in self._children.values():
-                child.process.kill()
+                if not child.is_gone:
+                    _end_group(child.process.pid)
         return all(child.is_gone for child in self._children.values())
 
     def _turn(self, controller: Controller) -> None:
@@ -160,7 +161,7 @@ class ProcessLauncher:
         for child in self._children.values():
             if child.is_gone:
                 continue
-            if child.process.poll() is not None:
+            if _has_exited(child.process):
                 self._gone(child, controller)
             elif now - child.last_look >= self._look_s:
                 self._look_for_life(child, now, controller)
@@ -245,7 +246,6 @@ class ProcessLauncher:
 
     def _read_exit(self, child: _Child, fd: int, controller: Controller) -> None:
         self._unregister(fd)
-        child.process.wait()
         self._gone(child, controller)
 
     def _look_for_life(self, child: _Child, now: float, controller: Controller) -> None:
@@ -258,6 +258,7 @@ class ProcessLauncher:
 
     def _gone(self, child: _Child, controller: Controller) -> None:
         child.is_gone = True
+        _reap(child.process)
         if child.process.stderr is not None:
             # what it said last; a grandchild may still hold the pipe, so not until EOF
             self._read_stderr(child, child.process.stderr.fileno(), controller)
@@ -286,6 +287,32 @@ class ProcessLauncher:
 
 def _is_registered(selector: selectors.BaseSelector, fd: int) -> bool:
     return fd in selector.get_map()
+
+
+def _has_exited(process: subprocess.Popen[bytes]) -> bool:
+    """Whether it has, without giving its number away: its group still has it."""
+    options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    try:
+        return os.waitid(os.P_PID, process.pid, options) is not None
+    except ChildProcessError:
+        return True  # somebody else took note, e.g. the system if SIGCHLD is ignored
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    """Await the end of a worker, and end what its user code started and left."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        _end_group(process.pid)
+    process.wait()
+
+
+def _end_group(process_id: int) -> None:
+    """Kill a worker that was not reaped yet, and all that its user code started.
+
+    Who wants to outlive the worker starts a session of its own.
+    """
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process_id, signal.SIGKILL)
 
 
 def _exit_fd(process_id: int) -> int | None:

@@ -62,6 +62,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver to act on
     boot = Boot.from_line(sys.stdin.buffer.readline())
     die_with_parent(boot.parent_id, os.getppid)
+    _let_forks_die_too()
     sys.path[:] = boot.sys_path
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(line_buffering=True)  # what users print shows at once
@@ -97,6 +98,20 @@ def main() -> None:
         who = f"worker {boot.worker} of process {boot.parent_id}"
         print(f"{who} lost its link to the controller; it leaves", file=sys.stderr)  # noqa: T201
         os._exit(EXIT_ORPHANED)  # not held up by what user code left running
+
+
+def _let_forks_die_too() -> None:
+    """Ask the same for what user code forks here, which does not inherit it.
+
+    Not for what another thread forks: it would die with that thread.
+    """
+    process_id, thread = os.getpid(), threading.get_ident()
+
+    def after_fork() -> None:
+        if threading.get_ident() == thread and os.getppid() == process_id:
+            die_with_parent(process_id, os.getppid)
+
+    os.register_at_fork(after_in_child=after_fork)
 
 
 def _exit_with_stdin() -> None:

@@ -76,7 +76,14 @@ class Session:
     def is_usable(self) -> bool:
         """Whether runs can still be started on it."""
         controller = self.controller
-        return not (self._closed.is_set() or controller.is_stopped or controller.error)
+        return self._is_ours and not (
+            self._closed.is_set() or controller.is_stopped or controller.error
+        )
+
+    @property
+    def _is_ours(self) -> bool:
+        """Whether this process started it, rather than one that it was forked from."""
+        return self._process_id == os.getpid()
 
     @property
     def has_thread(self) -> bool:
@@ -163,7 +170,7 @@ class Session:
         Args:
             at_once: Do not wait for workers that are busy.
         """
-        if os.getpid() != self._process_id:
+        if not self._is_ours:
             return  # a fork has none of its threads, and its workers are another's
         self.request_close()
         self._close_by = min(self._close_by, time.monotonic() + CLOSE_TIMEOUT_S)
@@ -188,7 +195,7 @@ class Session:
         """As `close`, when its cluster was dropped, in whatever thread that is."""
         if self._thread is None:
             self.close()
-        elif os.getpid() == self._process_id:
+        elif self._is_ours:
             self.request_close()  # that thread may hold what the end would wait for
 
     def request_close(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from timelyml.errors import GraphError, InvariantError
+from timelyml.errors import GraphError, InvariantError, StateLimitError
 
 StateKey = tuple[int, int, str]  # (operator, shard, name)
 DEFAULT_NAME = "state"
@@ -97,6 +97,26 @@ class StateStore:
             for (owner, _, _), cell in self._cells.items()
             if owner == operator
         )
+
+    def check_limit(self, operator: int, limit_bytes: int, who: str) -> None:
+        """Check how much state an operator keeps on this worker.
+
+        Args:
+            operator: Its index.
+            limit_bytes: The most that it may keep.
+            who: The operator, for people.
+
+        Raises:
+            StateLimitError: It keeps more.
+        """
+        size = self.size_bytes(operator)
+        if size > limit_bytes:
+            msg = (
+                f"{who} keeps too much state; got {size} bytes; expected at most "
+                f"{limit_bytes}; discard what is no longer needed or raise "
+                "state_limit_bytes"
+            )
+            raise StateLimitError(msg, size_bytes=size, limit_bytes=limit_bytes)
 
     def num_entries(self, operator: int) -> int:
         """Entries of one operator's state on this worker, over all its shards."""

@@ -23,6 +23,7 @@ from timelyml.exchange import (
 )
 from timelyml.runtime.dataflow import Dataflow
 from timelyml.runtime.failure import operator_failure, own_failure, pack_error
+from timelyml.runtime.forks import Fork
 from timelyml.runtime.messages import (
     Connect,
     Connected,
@@ -330,6 +331,13 @@ class Worker:
                 )
             self._report(dataflow.generation, error)
             return True
+
+    def disown(self) -> None:
+        """End this process as soon as it acts as the worker: it is a fork."""
+        fork: Any = Fork(self.index, self.activity())
+        self._transport = self._clock = fork
+        for dataflow in self._dataflows.values():
+            dataflow.disown(fork)
 
     def _set_failed(self, dataflow: Dataflow) -> None:
         """Do nothing more for a run, until it is dropped."""
