@@ -67,7 +67,16 @@ def endless():
     return flow
 
 
+def leaves():
+    sys.exit(3)
+
+
+def needs(argument):
+    return flow
+
+
 number = 7
+table = __import__("numpy").array([[0], [1]])
 """
 
 
@@ -136,13 +145,29 @@ def test_a_failed_operator_shows_the_users_lines_and_leaves_with_1(timelyml):
     assert "ZeroDivisionError" in last
 
 
-def test_an_error_in_the_module_shows_the_users_lines_and_leaves_with_1(timelyml):
-    done = timelyml("graph", "flows:mistaken")
+@pytest.mark.parametrize(
+    ("target", "what"),
+    [
+        ("flows:mistaken", "'mistaken' of 'flows' cannot be made; got NameError: "),
+        ("raises", "module 'raises' cannot be imported; got ZeroDivisionError: "),
+        ("raises.py", "file 'raises.py' cannot be imported; got ZeroDivisionError: "),
+        ("needy", "module 'needy' cannot be imported; got ModuleNotFoundError: "),
+    ],
+)
+def test_an_error_in_the_users_module_shows_the_users_lines_and_leaves_with_2(
+    timelyml, tmp_path, target, what
+):
+    (tmp_path / "raises.py").write_text("1 // 0\n")
+    (tmp_path / "needy.py").write_text("import surely_not_installed\n")
+    done = timelyml("graph", target)
 
-    assert (done.exit_code, done.stdout) == (1, "")
-    assert done.stderr.splitlines()[0] == "Traceback (most recent call last):"
-    assert "flows.py" in done.stderr.splitlines()[1]
-    assert done.stderr.splitlines()[-1].startswith("NameError: ")
+    *lines, last = done.stderr.splitlines()
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert last.startswith(f"timelyml: {what}")
+    assert lines[0] == "Traceback (most recent call last):"
+    assert f"{target.partition(':')[0].removesuffix('.py')}.py" in lines[1]
+    assert "cli.py" not in done.stderr
+    assert "importlib" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -152,6 +177,22 @@ def test_an_error_in_the_module_shows_the_users_lines_and_leaves_with_1(timelyml
         (["run", "nowhere.py:flow"], "file 'nowhere.py' does not exist"),
         (["run", "flows:nothing"], "names no dataflow"),
         (["run", "flows:number"], "names no dataflow; got 7"),
+        (["run", "flows:table"], "names no dataflow; got array([[0], [1]])"),
+        (["run", "flows:needs"], "'needs' of 'flows' cannot be made; got TypeError"),
+        (["run", "flows:leaves"], "'leaves' of 'flows' cannot be made; got SystemExit"),
+        (["run", ""], "got '' for the module and 'flow' for the flow"),
+        (["run", ":flow"], "got '' for the module and 'flow' for the flow"),
+        (["run", "flows:"], "got 'flows' for the module and '' for the flow"),
+        (["run", ".."], "got '..' for the module"),
+        (["run", ".flows"], "got '.flows' for the module"),
+        (["run", "a:b:c"], "got 'a' for the module and 'b:c' for the flow"),
+        (["run", "flows:\udcff"], "and '\\udcff' for the flow"),
+        (["run", "\udcff"], "got '\\udcff' for the module"),
+        (["run", "\udcff.py"], "file '\\udcff.py' does not exist"),
+        (["run", "some/where"], "got 'some/where' for the module"),
+        (["run", "flows:flow", "--print", "\udcff"], "got --print '\\udcff'"),
+        (["why", "--timeout", "nan"], "option 'timeout_s' cannot work; got nan"),
+        (["why", "--timeout", "-9"], "option 'timeout_s' cannot work; got -9.0"),
         (["run", "flows:flow", "--print", "out"], "collects nothing of that name"),
         (["run", "flows:flow", "--mode", "inline", "-w", "2"], "'workers' cannot work"),
         (["run", "flows:looped"], "loop 'again' is never connected"),
@@ -178,15 +219,6 @@ def test_wrong_usage_leaves_with_2(timelyml, arguments):
 
     assert (done.exit_code, done.stdout) == (2, "")
     assert "Usage: " in done.stderr
-
-
-def test_a_module_that_misses_another_shows_its_own_traceback(timelyml, tmp_path):
-    (tmp_path / "needy.py").write_text("import surely_not_installed\n")
-
-    done = timelyml("run", "needy:flow")
-
-    assert done.exit_code == 1
-    assert done.stderr.splitlines()[-1].startswith("ModuleNotFoundError: ")
 
 
 def test_a_graph_is_printed_as_text_or_as_mermaid(timelyml):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import reprlib
 import sys
 import traceback
 from collections.abc import Iterator
@@ -28,12 +29,15 @@ from timelyml.errors import (
     PlacementError,
     ShippingError,
     TimelyError,
+    summary_of,
 )
 from timelyml.fluent import Dataflow
 from timelyml.runtime.enquiries import ask_drivers
+from timelyml.runtime.signals import Insistence
 from timelyml.runtime.stall import StallReport, StallRow
 
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130
+DEFAULT_FLOW = "flow"
 
 app = typer.Typer(
     add_completion=False,
@@ -222,66 +226,88 @@ def _complain(error: object) -> None:
 
 def _load(target: str) -> Dataflow:
     """Return the dataflow that `module:flow` or `path/to/file.py:flow` names."""
-    where, _, name = target.partition(":")
-    name = name or "flow"
-    module = _import(where)
-    found = getattr(module, name, None)
-    if not isinstance(found, Dataflow) and callable(found):
-        with _user_traceback():
-            found = found()
-    if not isinstance(found, Dataflow):
+    where, colon, name = target.partition(":")
+    name = name if colon else DEFAULT_FLOW
+    is_file = where.endswith(".py")
+    is_module = all(part.isidentifier() for part in where.split("."))
+    if not (is_file or is_module) or not name.isidentifier():
         raise ConfigError(
-            f"target {target!r} names no dataflow; got {found!r} for {name!r}; expected "
-            "a Dataflow or a function without arguments that returns one"
+            f"target {target!r} names no dataflow; got {where!r} for the module and "
+            f"{name!r} for the flow; expected MODULE:FLOW, a module name or a path ending "
+            "in .py, and a name in it; correct it"
+        )
+    with Insistence():  # a user's module may load for long
+        found = _found(_file(where) if is_file else _module(where), where, name)
+    if not isinstance(found, Dataflow):
+        shown = " ".join(reprlib.repr(found).split())
+        raise ConfigError(
+            f"target {target!r} names no dataflow; got {shown} for {name!r}; expected "
+            "a Dataflow or a function without arguments that returns one; correct it"
         )
     return found
 
 
-def _import(where: str) -> ModuleType:
-    """Import a module by name from the current directory or the path, or a file."""
-    path = Path(where)
-    if path.suffix != ".py":
-        sys.path.insert(0, str(Path.cwd()))
-        with _user_traceback():
-            try:
-                return importlib.import_module(where)
-            except ModuleNotFoundError as error:
-                if error.name is None or not f"{where}.".startswith(f"{error.name}."):
-                    raise  # the module is there; something that it imports is not
-                raise ConfigError(
-                    f"module {where!r} cannot be found; got no module {error.name!r}; "
-                    "expected a module importable from here, or a path ending in .py"
-                ) from None
+def _found(module: ModuleType, where: str, name: str) -> object:
+    """Return what a module has under a name, or what the function there returns."""
+    with _user_code(f"{name!r} of {where!r}", "made"):
+        found: Any = getattr(module, name, None)
+        is_made = isinstance(found, Dataflow) or not callable(found)
+        return found if is_made else found()
+
+
+def _module(name: str) -> ModuleType:
+    """Import a module from the current directory or the path."""
+    sys.path.insert(0, str(Path.cwd()))
+    with _user_code(f"module {name!r}", "imported"):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise  # the module is there; something that it imports is not
+            raise ConfigError(
+                f"module {name!r} cannot be found; got no module {error.name!r}; "
+                "expected a module importable from here, or a path ending in .py; "
+                "correct it"
+            ) from None
+
+
+def _file(name: str) -> ModuleType:
+    """Import a file as a script would be, but under its own name."""
+    path = Path(name)
     spec = None
     if path.is_file():
         spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
     if spec is None or spec.loader is None:
         raise ConfigError(
-            f"file {where!r} does not exist; got a path that leads nowhere; expected a "
+            f"file {name!r} does not exist; got a path that leads nowhere; expected a "
             "Python file or a module name; correct it"
         )
-    sys.path.insert(0, str(path.parent.resolve()))  # as for a script
+    sys.path.insert(0, str(path.parent.resolve()))
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
-    with _user_traceback():
+    with _user_code(f"file {name!r}", "imported"):
         spec.loader.exec_module(module)
     return module
 
 
 @contextmanager
-def _user_traceback() -> Iterator[None]:
+def _user_code(what: str, done: str) -> Iterator[None]:
     """Show an exception of the user's own code as Python does, less our frames."""
     try:
         yield
     except TimelyError:
         raise
-    except Exception as error:  # noqa: BLE001 the user's module may raise anything
+    except (Exception, SystemExit) as error:  # noqa: BLE001  of the user's
         frames = error.__traceback__
         while frames is not None and _is_loader(frames.tb_frame.f_code.co_filename):
             frames = frames.tb_next
-        lines = traceback.format_exception(type(error), error, frames)
-        typer.echo("".join(lines).rstrip(), err=True)
-        raise typer.Exit(FAILED) from None
+        if frames is not None:
+            lines = traceback.format_exception(type(error), error, frames)
+            typer.echo("".join(lines).rstrip(), err=True)
+        raise ConfigError(
+            f"{what} cannot be {done}; got {summary_of(error)}; expected no exception; "
+            "correct it"
+        ) from None
 
 
 def _is_loader(filename: str) -> bool:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from timelyml.errors import ConfigError
+from timelyml.runtime.options import check_seconds
 
 MAX_LINE_BYTES = 1 << 20
 CLIENT_TIMEOUT_S = 5.0
@@ -94,8 +95,9 @@ def ask_drivers(timeout_s: float = 2.0) -> list[Answer]:
         `error` set; what is left of drivers that were killed is removed.
 
     Raises:
-        ConfigError: The directory of the sockets is not private.
+        ConfigError: The directory of the sockets is not private, or the time is none.
     """
+    check_seconds("timeout_s", timeout_s, may_be_zero=True)
     directory = _directory()
     if not directory.exists():
         return []
