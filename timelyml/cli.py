@@ -301,7 +301,7 @@ def _user_code(what: str, done: str) -> Iterator[None]:
         frames = error.__traceback__
         while frames is not None and _is_loader(frames.tb_frame.f_code.co_filename):
             frames = frames.tb_next
-        if frames is not None:
+        if frames is not None and isinstance(error, Exception):  # an exit is told below
             lines = traceback.format_exception(type(error), error, frames)
             typer.echo("".join(lines).rstrip(), err=True)
         raise ConfigError(
