@@ -73,7 +73,6 @@ def exported_of(
     out_avals: Sequence[ShapedArray],
     in_shardings: Sequence[Any],
     out_shardings: Sequence[Any],
-    kept: Sequence[int],
     platform: str,
     num_devices: int,
 ) -> export.Exported:
@@ -99,7 +98,7 @@ def exported_of(
         disabled_safety_checks=(),
         mlir_module_serialized=module,
         calling_convention_version=calling_convention,
-        module_kept_var_idx=tuple(kept),
+        module_kept_var_idx=tuple(range(len(in_avals))),
         uses_global_constants=False,
         _get_vjp=None,
     )

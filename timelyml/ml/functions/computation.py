@@ -191,12 +191,12 @@ class Computation:
             zeros stand for what they return, to be read and not to be run.
         pickled_code: A function with host callbacks, pickled by value, that workers
             trace themselves; None if `stablehlo` is all. Unpickling runs code.
-        in_types: Of the arguments that are arrays, flat.
+        in_types: Of the arguments that are arrays and that it uses, flat.
         in_specs: How they have to be sharded.
         out_types: Of the outputs, flat; first `num_results` of the function.
         out_specs: How they are sharded.
         donated: Positions of arguments whose memory the outputs may take.
-        kept: Positions of arguments that are used.
+        flops: About how many operations on elements it takes, over all devices.
         platform: What it is lowered for: "cpu", "cuda" or "tpu".
         calling_convention: Version of how the module takes its arguments.
     """
@@ -213,7 +213,7 @@ class Computation:
     out_types: tuple[ArrayType, ...]
     out_specs: tuple[Spec, ...]
     donated: tuple[int, ...] = ()
-    kept: tuple[int, ...] = ()
+    flops: int = 0
     checks: Checks | None = None
     pickled_code: bytes | None = None
 

@@ -82,9 +82,9 @@ class TracedCall:
     Attributes:
         computation: What is to run.
         slice: Where.
-        operands: The arguments that are arrays, flat: operands, or host values that
-            become `computation.in_types`. An operand need not lie as `in_specs` says,
-            nor on this slice; whoever runs the call moves it.
+        operands: The arguments that are arrays and are used, flat: operands, or host
+            values that become `computation.in_types`. An operand need not lie as
+            `in_specs` says, nor on this slice; whoever runs the call moves it.
         out_tree: The structure of the results.
     """
 
@@ -187,11 +187,10 @@ class JitFunction:
         if traced is None:
             traced = self._trace(args, kwargs)
             self._traced[key] = traced
+        operands = tuple([leaves[each] for each in traced.used])
         if traced.computation.donated:
-            self._check_donated(traced.computation.donated, leaves)
-        return TracedCall(
-            traced.computation, self.slice, tuple(leaves), traced.out_tree
-        )
+            self._check_donated(traced.computation.donated, operands)
+        return TracedCall(traced.computation, self.slice, operands, traced.out_tree)
 
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
         return trace(
@@ -207,7 +206,8 @@ class JitFunction:
     def _check_donated(self, donated: Sequence[int], leaves: Sequence[Any]) -> None:
         times = Counter(map(id, leaves))
         for position in donated:
-            if times[id(leaves[position])] > 1:
+            is_on_slice = isinstance(getattr(leaves[position], "type", None), ArrayType)
+            if is_on_slice and times[id(leaves[position])] > 1:
                 raise HandleError(
                     f"function {self.name!r} is given a value that it may destroy and "
                     f"another time; got {leaves[position]!r} {times[id(leaves[position])]} "

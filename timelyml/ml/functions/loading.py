@@ -208,7 +208,7 @@ def _lowered(computation: Computation, mesh: Mesh) -> tuple[Any, Checks | None]:
         for each, spec in zip(computation.in_types, computation.in_specs, strict=True)
     ]
     if computation.pickled_code is None:
-        fun, checks = _exported(computation).call, computation.checks
+        fun, checks = exported(computation).call, computation.checks
     else:
         fun, checks = _traced_here(computation.pickled_code, avals, mesh)
     jitted = jax.jit(
@@ -233,7 +233,11 @@ def _traced_here(
     return jax_private.flat_function(traced.jaxpr), checks
 
 
-def _exported(computation: Computation) -> export.Exported:
+def exported(computation: Computation) -> export.Exported:
+    """Return a computation as JAX has what it exported; it can be called in others.
+
+    Its arguments and results are flat.
+    """
     mesh = abstract_mesh(computation.mesh)
     return jax_private.exported_of(
         name=computation.name,
@@ -243,7 +247,6 @@ def _exported(computation: Computation) -> export.Exported:
         out_avals=list(map(shaped, computation.out_types)),
         in_shardings=_shardings(mesh, computation.in_specs),
         out_shardings=_shardings(mesh, computation.out_specs),
-        kept=computation.kept,
         platform=computation.platform,
         num_devices=computation.mesh.size,
     )

@@ -29,6 +29,7 @@ from timelyml.ml.functions.computation import (
     Settings,
     Spec,
 )
+from timelyml.ml.functions.costs import flops_of
 from timelyml.ml.functions.options import Arguments, Options, Splitter
 from timelyml.ml.functions.settings import applied
 from timelyml.ml.functions.shipped import ship_function
@@ -54,11 +55,13 @@ class Traced:
     Attributes:
         in_tree: Of `(args, kwargs)` without those that are static.
         out_tree: Of the results.
+        used: Positions, among the leaves of `in_tree`, of the computation's arguments.
     """
 
     computation: Computation
     in_tree: Any
     out_tree: Any
+    used: tuple[int, ...]
 
 
 def trace(
@@ -138,6 +141,12 @@ class _Attempt:
         has_callbacks = jax_private.calls_host(traced.jaxpr)
         exported = self._export(traced.jaxpr, wanted, donated, has_callbacks)
         in_specs, out_specs = self._specs(exported, wanted)
+        # What only a callback uses is not seen to be used: zeros stand in for it.
+        used = (
+            tuple(range(len(self._in_types)))
+            if has_callbacks
+            else tuple(exported.module_kept_var_idx)
+        )
         found = Computation(
             name=name_of(self._fun),
             identity="",
@@ -146,12 +155,12 @@ class _Attempt:
             platform=self._platform,
             stablehlo=exported.mlir_module_serialized,
             calling_convention=exported.calling_convention_version,
-            in_types=self._in_types,
-            in_specs=in_specs,
+            in_types=tuple(self._in_types[each] for each in used),
+            in_specs=tuple(in_specs[each] for each in used),
             out_types=tuple(map(type_of, exported.out_avals)),
             out_specs=out_specs,
-            donated=donated,
-            kept=tuple(exported.module_kept_var_idx),
+            donated=tuple(i for i, each in enumerate(used) if each in donated),
+            flops=flops_of(traced.jaxpr),
             checks=checks,
             pickled_code=(
                 ship_function(
@@ -165,7 +174,7 @@ class _Attempt:
                 else None
             ),
         )
-        return Traced(_identified(found), self._in_tree, out_tree)
+        return Traced(_identified(found), self._in_tree, out_tree, used)
 
     def _trace(self, fun: Callable[..., Any]) -> Any:
         args, kwargs = jax.tree.unflatten(self._in_tree, self._abstract_leaves())

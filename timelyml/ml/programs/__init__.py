@@ -1,6 +1,19 @@
 """Programs of compiled functions: traced into a graph, and lowered for its workers."""
 
 from timelyml.ml.programs.ir import Program
+from timelyml.ml.programs.layout import Layout, Move, Piece
+from timelyml.ml.programs.lowered import (
+    Instruction,
+    Launch,
+    LoweredProgram,
+    MoveNode,
+    Put,
+    Receive,
+    Release,
+    Send,
+    Slot,
+)
+from timelyml.ml.programs.lowering import Lowerings, lower
 from timelyml.ml.programs.nodes import (
     Arg,
     Call,
@@ -27,20 +40,34 @@ __all__ = [
     "Arg",
     "Call",
     "Constant",
+    "Instruction",
+    "Launch",
+    "Layout",
+    "LoweredProgram",
+    "Lowerings",
+    "Move",
+    "MoveNode",
     "Node",
     "OfflineClient",
     "OfflineSlice",
+    "Piece",
     "Place",
     "Placeholder",
     "Program",
     "ProgramCall",
     "ProgramFunction",
     "ProgramRunner",
+    "Put",
+    "Receive",
     "Recorder",
     "Ref",
+    "Release",
     "Route",
+    "Send",
     "SliceNode",
+    "Slot",
     "Transfer",
     "Value",
+    "lower",
     "program",
 ]

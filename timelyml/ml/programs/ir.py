@@ -78,7 +78,7 @@ class Program:
         args = {
             Ref(index): node.position
             for index, node in enumerate(self.nodes)
-            if isinstance(node, Arg)
+            if isinstance(node, Arg) and node.value.slice is not None
         }
         donated = {ref for _, call in self.calls() for ref in call.donated}
         return frozenset(args[ref] for ref in donated if ref in args)

@@ -1,0 +1,269 @@
+"""Lowering: from a traced program and the places of its slices to what hosts do."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from timelyml.errors import InvariantError
+from timelyml.ml.functions import Computation
+from timelyml.ml.programs.estimates import estimate_ns
+from timelyml.ml.programs.fusion import fuse
+from timelyml.ml.programs.ir import Program
+from timelyml.ml.programs.layout import Layout, Move
+from timelyml.ml.programs.lowered import (
+    Instruction,
+    Launch,
+    LoweredProgram,
+    MoveNode,
+    Put,
+    Receive,
+    Release,
+    Send,
+    Slot,
+)
+from timelyml.ml.programs.nodes import (
+    Arg,
+    Call,
+    Constant,
+    Place,
+    Ref,
+    Route,
+    SliceNode,
+    Transfer,
+)
+from timelyml.ml.programs.passes import drop_dead_calls, insert_transfers, place
+from timelyml.ml.scheduling import Dispatch, PlacedGang, SpreadGraph
+
+Pass: TypeAlias = tuple[str, Callable[[Program], Program]]
+
+
+def lower(
+    program: Program,
+    places: Mapping[str, Place],
+    *,
+    dispatch: Dispatch = Dispatch.PARALLEL,
+) -> LoweredProgram:
+    """Lower a program for the places of its slices.
+
+    Args:
+        program: As it was traced.
+        places: Of each slice, by its name; others are ignored.
+        dispatch: Whether hosts prepare and launch before predecessors are over.
+
+    Raises:
+        PlacementError: A slice has no place, or one with another number of devices.
+    """
+    passes: list[Pass] = [
+        ("place", lambda each: place(each, places)),
+        ("drop dead calls", drop_dead_calls),
+        ("insert transfers", insert_transfers),
+    ]
+    if program.is_fusible:
+        passes.append(("fuse", fuse))
+    stages = [("trace", program.ir())]
+    placed = program
+    for name, transform in passes:
+        placed = transform(placed)
+        stages.append((name, placed.ir()))
+    lowering = _Lowering(placed)
+    for index in range(len(placed.nodes)):
+        lowering.add(index)
+    used = repr([(each.name, each.place) for each in placed.slices])
+    parts = program.identity, used, dispatch.value
+    return LoweredProgram(
+        name=program.name,
+        identity=hashlib.sha256("\n".join(parts).encode()).hexdigest(),
+        slices=placed.slices,
+        computations=tuple(lowering.computations),
+        values=tuple(value for node in placed.nodes for value in node.outputs),
+        moves=tuple(lowering.moves),
+        args=lowering.args(),
+        constants=lowering.constants(),
+        results=tuple(map(lowering.slot, placed.results)),
+        donated_args=program.donated_args,
+        instructions=tuple(lowering.instructions),
+        graph=SpreadGraph(lowering.gangs, dispatch),
+        stages=tuple(stages),
+    )
+
+
+class Lowerings:
+    """Lowered programs, kept while their slices stay where they are.
+
+    The oldest goes when there are too many. A program whose slice moved is lowered
+    again at its next call; what is compiled is found by its logical mesh.
+    """
+
+    def __init__(self, max_kept: int = 1024) -> None:
+        self._max_kept = max_kept
+        self._kept: dict[tuple[str, tuple[Place, ...]], LoweredProgram] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def lower(self, program: Program, places: Mapping[str, Place]) -> LoweredProgram:
+        """Lower a program, unless that was done for the same places.
+
+        Raises:
+            PlacementError: As `lower`.
+        """
+        names = [each.name for each in program.slices if each.name in places]
+        key = program.identity, tuple(places[name] for name in names)
+        found = self._kept.pop(key, None)
+        if found is None:
+            found = lower(program, places)
+        self._kept[key] = found
+        if len(self._kept) > self._max_kept:
+            del self._kept[next(iter(self._kept))]
+        return found
+
+    def forget(self, slice_name: str) -> None:
+        """Drop the programs that use a slice which is gone."""
+        self._kept = {
+            key: found
+            for key, found in self._kept.items()
+            if slice_name not in found.places
+        }
+
+
+class _Lowering:
+    """The instructions and gangs of a program, node by node."""
+
+    def __init__(self, program: Program) -> None:
+        self.instructions: list[Instruction] = []
+        self.computations: list[Computation] = []
+        self.moves: list[MoveNode] = []
+        self.gangs: list[PlacedGang] = []
+        self._program = program
+        self._slices = {each.name: each for each in program.slices}
+        self._first_slot: list[Slot] = []
+        self._gangs_of: list[tuple[int, ...]] = []
+        self._readers: dict[Ref, set[int]] = {}
+        self._numbers: dict[str, int] = {}
+        self._last_use = self._last_uses()
+
+    def slot(self, ref: Ref) -> Slot:
+        """Return the slot of an output."""
+        return self._first_slot[ref.node] + ref.output
+
+    def args(self) -> tuple[Slot, ...]:
+        """Return the slots of operands, by position."""
+        found = {
+            node.position: self.slot(Ref(index))
+            for index, node in enumerate(self._program.nodes)
+            if isinstance(node, Arg)
+        }
+        return tuple(found[position] for position in range(len(found)))
+
+    def constants(self) -> dict[Slot, bytes]:
+        """Return what is in the slots of constants."""
+        return {
+            self.slot(Ref(index)): node.data
+            for index, node in enumerate(self._program.nodes)
+            if isinstance(node, Constant)
+        }
+
+    def add(self, index: int) -> None:
+        """Lower the next node."""
+        node = self._program.nodes[index]
+        before = self._program.nodes[index - 1] if index else None
+        start = self._first_slot[-1] + len(before.outputs) if before else 0
+        self._first_slot.append(start)
+        gangs: tuple[int, ...] = ()
+        match node:
+            case Call():
+                gangs = (self._launch(index, node),)
+            case Transfer():
+                gangs = self._gangs_of[node.operand.node]
+                self._transfer(index, node)
+        self._gangs_of.append(gangs)
+        self._release(index)
+
+    def _launch(self, index: int, node: Call) -> int:
+        gang = len(self.gangs)
+        computation = node.computation
+        needs = {each for ref in node.operands for each in self._gangs_of[ref.node]}
+        for ref in node.donated:  # its memory is free once all who read it are ordered
+            needs |= self._readers.get(ref, set())
+        for ref in node.operands:
+            self._readers.setdefault(ref, set()).add(gang)
+        place_ = self._place(node.slice)
+        self.gangs.append(
+            PlacedGang(
+                place_.island,
+                computation.identity,
+                node.slice,
+                tuple(sorted(needs)),
+                estimate_ns=estimate_ns(computation),
+            )
+        )
+        number = self._numbers.setdefault(computation.identity, len(self.computations))
+        if number == len(self.computations):
+            self.computations.append(computation)
+        outputs = range(len(node.outputs))
+        self.instructions.append(
+            Launch(
+                gang,
+                number,
+                node.slice,
+                tuple(map(self.slot, node.operands)),
+                tuple(self.slot(Ref(index, output)) for output in outputs),
+                tuple(map(self.slot, node.donated)),
+            )
+        )
+        return gang
+
+    def _transfer(self, index: int, node: Transfer) -> None:
+        source, target = self.slot(node.operand), self.slot(Ref(index))
+        if node.route is Route.PUT:
+            self.instructions.append(Put(source, target))
+            return
+        before = self._program.value(node.operand)
+        places = [self._place(str(each.slice)) for each in (before, node.value)]
+        layouts = [
+            Layout(self._slices[str(each.slice)].mesh, each.spec or (), each.type.shape)
+            for each in (before, node.value)
+        ]
+        move = Move(layouts[0], places[0], layouts[1], places[1])
+        number = len(self.moves)
+        self.moves.append(MoveNode(source, target, move))
+        self.instructions += [Send(number), Receive(number)]
+
+    def _last_uses(self) -> dict[Ref, int]:
+        """The node after which a value is not needed, where the program may drop it."""
+        last: dict[Ref, int] = {}
+        for index, node in enumerate(self._program.nodes):
+            if not isinstance(node, Call | Transfer):
+                continue
+            for output in range(len(node.outputs)):
+                last[Ref(index, output)] = index
+            for ref in node.operands:
+                if ref in last:
+                    last[ref] = index
+        donated = {ref for _, call in self._program.calls() for ref in call.donated}
+        for ref in (*self._program.results, *donated):
+            last.pop(ref, None)
+        return last
+
+    def _release(self, index: int) -> None:
+        node = self._program.nodes[index]
+        outputs = range(len(node.outputs))
+        candidates = (*node.operands, *(Ref(index, each) for each in outputs))
+        over = [
+            ref for ref in dict.fromkeys(candidates) if self._last_use.get(ref) == index
+        ]
+        by_slice: dict[str | None, list[Slot]] = {}
+        for ref in over:
+            slice_name = self._program.value(ref).slice
+            by_slice.setdefault(slice_name, []).append(self.slot(ref))
+        self.instructions += [Release(tuple(slots)) for slots in by_slice.values()]
+
+    def _place(self, slice_name: str) -> Place:
+        found: SliceNode = self._slices[slice_name]
+        if found.place is None:
+            raise InvariantError(
+                f"slice {slice_name!r} is lowered without a place; expected it placed"
+            )
+        return found.place
