@@ -6,26 +6,21 @@ bytewax` a Bytewax dataflow reads and tokenises the text, to the same losses.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.util
-import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
-from examples.moe_routing import report, training
-from examples.moe_routing.config import Settings, data_shards_for
+from examples.moe_routing.config import (
+    Settings,
+    checked_picture,
+    data_shards_for,
+)
 from examples.moe_routing.data import Corpus, load_corpus
-from examples.moe_routing.dense import bits_per_byte
-from examples.moe_routing.inputs import TextFeed
-from examples.moe_routing.ngram import OrderTwo
-from timelyml import Cluster
-from timelyml.errors import PeerError
+from timelyml.runtime.signals import HeldSignals
 
 Mode = Literal["processes", "threads"]
 Input = Literal["local", "bytewax"]
@@ -33,7 +28,6 @@ Input = Literal["local", "bytewax"]
 SMALL = {"d_model": 32, "d_ff": 48, "d_byte": 8, "batch": 256, "steps": 40}
 TRAIN_BYTES = 4 << 20
 HELD_OUT_BYTES = 1 << 19
-JUDGED_TOKENS = 32768
 _DEFAULT = Settings()
 
 
@@ -41,7 +35,7 @@ def main(
     *,
     experts: Annotated[int, typer.Option(help="experts")] = _DEFAULT.num_experts,
     top_k: Annotated[int, typer.Option(help="experts per token")] = _DEFAULT.top_k,
-    workers: Annotated[int, typer.Option(help="worker processes")] = 2,
+    workers: Annotated[int, typer.Option(min=1, help="worker processes")] = 2,
     data_shards: Annotated[
         int | None, typer.Option(help="shards of router and head; default: as workers")
     ] = None,
@@ -76,7 +70,6 @@ def main(
     Router and head are data parallel, experts are shards on worker processes, and
     every token crosses a sparse exchange on its way forward and back.
     """
-    console = Console(stderr=as_json)
     if input_from == "bytewax" and importlib.util.find_spec("bytewax") is None:
         raise typer.BadParameter(
             "--input bytewax needs Bytewax, which is not installed; install it, with a "
@@ -97,44 +90,23 @@ def main(
             data_shards=data_shards,
             **sizes,
         )
+        picture = checked_picture(picture)
         read = _reader(data, settings, shrink=8 if small else 1)
         corpus = read()
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise typer.BadParameter(str(error)) from error
-    console.print(
-        f"{corpus.train.num_bytes:,} bytes to train on, "
-        f"{corpus.held_out.num_bytes:,} held out, from {corpus.source}"
+    with HeldSignals():  # an interrupt breaks JAX while it loads, or gets lost in it
+        from examples.moe_routing import program  # noqa: PLC0415  after what is quick
+    program.run(
+        settings,
+        corpus,
+        workers=workers,
+        mode=mode,
+        read=read if input_from == "bytewax" else None,
+        picture=picture,
+        verify=verify,
+        as_json=as_json,
     )
-    figures: dict[str, Any] = {"workers": workers, "mode": mode, "input": input_from}
-    feed = None
-    if input_from == "bytewax":
-        feed = TextFeed(settings, read, corpus.train.digest)
-    with _ending_on_lost_peers(console), Cluster(workers=workers, mode=mode) as cluster:
-        if verify:
-            verified = training.verify(cluster, settings, corpus, console, feed)
-            figures["verify"] = verified
-            _show_verified(verified, console)
-        trained = training.train(cluster, settings, corpus, console=console, feed=feed)
-    figures |= _figures(settings, corpus, trained)
-    report.show_tables(figures, trained.history, console)
-    figures["picture"] = str(report.save_picture(trained.history, picture))
-    console.print(f"picture of the routing: {figures['picture']}")
-    if as_json:
-        sys.stdout.write(json.dumps(figures) + "\n")
-    if verify and not figures["verify"]["passed"]:
-        raise typer.Exit(1)
-    if trained.was_interrupted:
-        raise typer.Exit(130)
-
-
-@contextlib.contextmanager
-def _ending_on_lost_peers(console: Console) -> Iterator[None]:
-    """End the program with a line, if a worker or the Bytewax process is lost."""
-    try:
-        yield
-    except PeerError as error:
-        console.print(f"training failed: {error}", soft_wrap=True, markup=False)
-        raise typer.Exit(1) from error
 
 
 def _reader(
@@ -146,40 +118,6 @@ def _reader(
         window=settings.window,
         train_bytes=TRAIN_BYTES // shrink,
         held_out_bytes=HELD_OUT_BYTES // shrink,
-    )
-
-
-def _figures(
-    settings: Settings, corpus: Corpus, trained: training.Trained
-) -> dict[str, Any]:
-    history = trained.history
-    judged = corpus.judged(JUDGED_TOKENS, seed=settings.seed)
-    rival = OrderTwo(corpus.train).bits_per_byte(judged["context"], judged["target"])
-    shares = history.shares
-    return {
-        **settings.to_dict(),
-        "steps": len(history.losses),
-        "tokens": len(history.losses) * settings.batch,
-        "loss": history.losses[-1],
-        "train_bits_per_byte": history.recent_bits,
-        "held_out_bits_per_byte": bits_per_byte(settings, trained.weights, judged),
-        "order_2_bits_per_byte": rival,
-        "train_s": trained.seconds,
-        "tokens_per_s": history.tokens_per_s,
-        "expert_shares": [round(float(share), 5) for share in shares],
-        "smallest_share": float(shares.min()),
-        **trained.traffic(),
-        "digest": trained.digest,
-    }
-
-
-def _show_verified(verified: dict[str, Any], console: Console) -> None:
-    outcome = "agrees with" if verified["passed"] else "DIFFERS from"
-    console.print(
-        f"the dataflow {outcome} one dense JAX program after {verified['steps']} steps: "
-        f"losses within {verified['loss_difference']:.1e}, weights within "
-        f"{verified['weight_difference']:.1e} (relative; allowed "
-        f"{verified['tolerance']:.0e})"
     )
 
 

@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import os
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
+
+_SIZES = {
+    "num_experts": "--experts",
+    "d_model": "--d-model",
+    "d_byte": "d_byte",
+    "d_ff": "d_ff",
+    "window": "window",
+    "batch": "--batch",
+    "steps": "--steps",
+    "data_shards": "--data-shards",
+}
+PICTURES = (".png", ".svg", ".pdf", ".jpg")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +43,18 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name, option in _SIZES.items():
+            _check(option, getattr(self, name), least=1)
+        _check("--seed", self.seed, least=0, most=2**32 - 1)
         if not 1 <= self.top_k <= self.num_experts:
             raise ValueError(
-                f"settings: top_k out of range; got {self.top_k!r}; expected 1 to "
-                f"{self.num_experts} (--experts); lower --top-k"
+                f"--top-k is out of range; got {self.top_k}; expected 1 to "
+                f"{self.num_experts}, the number of --experts; lower it"
             )
         if self.batch % self.data_shards:
             raise ValueError(
-                f"settings: uneven batch; got {self.batch!r}; expected a multiple of "
-                f"{self.data_shards} data shards; change --batch"
+                f"--batch is uneven; got {self.batch}; expected a multiple of "
+                f"{self.data_shards}, the number of --data-shards; change one of them"
             )
 
     @property
@@ -47,6 +65,45 @@ class Settings:
     def to_dict(self) -> dict[str, Any]:
         """Give the settings as a plain dict, for the report."""
         return asdict(self)
+
+
+def checked_picture(path: Path) -> Path:
+    """Return where a picture can be saved; makes its directory.
+
+    Raises:
+        ValueError: It cannot be saved there, or not in that format.
+    """
+    if path.suffix.lower() not in PICTURES:
+        raise ValueError(
+            f"--picture has no known format; got {str(path)!r}; expected a name that "
+            f"ends in one of {', '.join(PICTURES)}; rename it"
+        )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(path, error.strerror) from error
+    if path.is_dir() or (path.exists() and not os.access(path, os.W_OK)):
+        raise _unwritable(path, "no file that can be replaced")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise _unwritable(path, "a directory that is not writable")
+    return path
+
+
+def _unwritable(path: Path, why: str | None) -> ValueError:
+    return ValueError(
+        f"--picture cannot be saved; got {str(path)!r}: {why}; expected a file in a "
+        "directory that you may write to; name another"
+    )
+
+
+def _check(option: str, value: object, *, least: int, most: float = math.inf) -> None:
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    if not is_integer or not least <= value <= most:  # type: ignore[operator]  # an int
+        rule = f"{least} or more" if most == math.inf else f"{least} to {most}"
+        raise ValueError(
+            f"{option} is out of range; got {value!r}; expected an integer, {rule}; "
+            "correct it"
+        )
 
 
 def data_shards_for(workers: int, batch: int) -> int:

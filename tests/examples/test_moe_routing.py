@@ -10,8 +10,11 @@ from pathlib import Path
 import numpy as np
 import optree
 import pytest
+import typer
+from typer.testing import CliRunner
 
-from examples.moe_routing import dense, flow, model
+from examples.moe_routing import dense, flow, model, program
+from examples.moe_routing.__main__ import main
 from examples.moe_routing.config import Settings
 from examples.moe_routing.data import load_corpus
 from tests.examples.orders import run_in_order
@@ -160,11 +163,53 @@ def test_the_program_prints_one_json_object_and_saves_a_picture(tmp_path):
     assert Path(figures["picture"]).exists()
 
 
-def test_options_that_cannot_work_end_with_a_sentence():
-    command = [sys.executable, "-m", "examples.moe_routing", "--top-k", "9"]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--top-k 9", "--top-k is out of range; got 9; expected 1 to 8"),
+        ("--top-k 0", "--top-k is out of range; got 0; expected 1 to 8"),
+        ("--experts 0", "--experts is out of range; got 0; expected an integer, 1 or"),
+        ("--steps 0", "--steps is out of range; got 0"),
+        ("--batch -2", "--batch is out of range; got -2"),
+        ("--batch 9 --data-shards 2", "--batch is uneven; got 9; expected a multiple"),
+        ("--data-shards 0", "--data-shards is out of range; got 0"),
+        ("--d-model 0", "--d-model is out of range; got 0"),
+        ("--workers 0", "0 is not in the range x>=1"),
+        ("--seed -1", "--seed is out of range; got -1; expected an integer, 0 to"),
+        ("--picture routing.docx", "--picture has no known format; got 'routing.docx'"),
+        ("--picture file/p.png", "--picture cannot be saved; got 'file/p.png'"),
+        ("--picture dir.png", "--picture cannot be saved; got 'dir.png': no file that"),
+        ("--data nowhere", "'nowhere' does not exist"),
+        ("--data empty", "too few files in"),
+    ],
+)
+def test_options_that_cannot_work_end_with_a_sentence(
+    options, said, tmp_path, monkeypatch
+):
+    (tmp_path / "file").touch()
+    (tmp_path / "dir.png").mkdir()
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    program = typer.Typer()
+    program.command()(main)
+    done = CliRunner(env={"COLUMNS": "400"}).invoke(program, options.split())
+    assert done.exit_code == 2
+    assert said in " ".join(done.stderr.split())
+
+
+def test_the_source_of_the_text_is_printed_as_it_is(tmp_path, corpus, capsys):
+    long = tmp_path / "[bold]a name that is longer than a line of the terminal[red]"
+    settings = replace(TINY, steps=1, window=6)
+    program.run(
+        settings,
+        replace(corpus, source=str(long)),
+        workers=1,
+        mode="threads",
+        read=None,
+        picture=tmp_path / "[b]picture.png",
+        verify=False,
+        as_json=False,
     )
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    assert "top_k" in done.stderr
+    out = capsys.readouterr().out
+    assert f"held out, from {long}\n" in out
+    assert str(tmp_path / "[b]picture.png") in out
