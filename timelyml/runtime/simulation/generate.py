@@ -311,7 +311,7 @@ class _Generator:
             moves=rng.choice(tuple(Moves)),
             lingers=rng.random() < 0.5,
             direct=direct,
-            in_order=rng.random() < 0.2,
+            in_order=rng.random() < (0.6 if rule.depth else 0.2),
         )
 
     def _end(self, each: _Open) -> None:
