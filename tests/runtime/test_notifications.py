@@ -69,7 +69,7 @@ def test_delivered_products_extend_the_partial_order(times, complete):
 def test_in_order_a_shard_waits_for_its_own_earlier_times_only(requests):
     queue = NotificationQueue(in_order=True)
     for time, shard in requests:
-        queue.add(_request(time, shard), is_dense=False)
+        queue.add(_request(time, shard), is_dense=True)
     stuck = min((t for t, s in requests if s == 0), default=None)
 
     delivered = _drain(queue, lambda shard, time, p: (shard, time) != (0, stuck))
@@ -135,3 +135,44 @@ def test_looking_for_a_ready_one_costs_the_same_however_many_are_open(depth, in_
         return looked
 
     assert looks(10_000) == looks(10) == 1
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+@pytest.mark.parametrize("is_dense", [False, True])
+def test_delivering_one_costs_the_same_however_many_shards_wait(in_order, is_dense):
+    def looks(num_shards):
+        queue, looked = NotificationQueue(in_order=in_order), 0
+        for shard in range(num_shards):
+            for time in (1, 0):
+                queue.add(_request(time, shard), is_dense=is_dense)
+
+        def is_complete(shard, time, ports):
+            nonlocal looked
+            looked += 1
+            return True
+
+        delivered = _drain(queue, is_complete)
+        assert [n.time for n in delivered] == [0] * num_shards + [1] * num_shards
+        return looked / len(delivered)
+
+    assert looks(1_000) == looks(1) == 1
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), unique=True),
+    st.booleans(),
+)
+def test_at_one_time_those_that_go_first_come_first(requests, is_dense):
+    first = {(1,): ((0,),), (0, 2): ((0,), (1,))}
+    ports = [(0, 2), (1,), (0,)]
+    queue = NotificationQueue(in_order=True, first=first)
+    for time, which in requests:
+        queue.add(_request(time, ports=ports[which]), is_dense=is_dense)
+
+    delivered = [(n.time, -ports.index(n.ports)) for n in _drain(queue, _always)]
+
+    assert delivered == sorted((time, -which) for time, which in requests)
+
+
+def _always(shard, time, ports):
+    return True

@@ -51,16 +51,24 @@ class Completion:
 
     def is_due(self, shard: int, time: Timestamp, ports: Ports) -> bool:
         """Whether a notification by these ports may come, if none goes before it."""
-        waits = self._waits.get(ports)
-        if waits is None:
-            waits = self._waits[ports] = self._waits_of(ports)
-        at_time, before = waits
+        at_time, before = self._waits_of(ports)
         return self.is_complete(shard, time, at_time) and all(
             self._is_complete_before(port, shard, time) for port in before
         )
 
+    def is_by_shard(self, ports: Ports) -> bool:
+        """Whether such a notification may be due for one shard alone, by counting."""
+        at_time, before = self._waits_of(ports)
+        return any(self._dense[port] for port in (*at_time, *before))
+
     def _waits_of(self, ports: Ports) -> tuple[Ports, Ports]:
         """Return the ports to be complete at the time, and at all earlier ones."""
+        waits = self._waits.get(ports)
+        if waits is None:
+            waits = self._waits[ports] = self._find_waits(ports)
+        return waits
+
+    def _find_waits(self, ports: Ports) -> tuple[Ports, Ports]:
         logic = self._logic
         if not logic.in_order:
             return ports, ()

@@ -290,7 +290,7 @@ class OperatorInstance:
 
     def wait_for(self, request: Notification) -> None:
         """Keep a request that is not there yet until its ports are complete."""
-        is_dense = any(self._dense[port] for port in request.ports)
+        is_dense = self._completion.is_by_shard(request.ports)
         self.notifications.add(request, is_dense=is_dense)
 
     def _hold(

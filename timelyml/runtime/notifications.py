@@ -10,9 +10,10 @@ next: however many times are asked for, only the earliest are looked at.
 from __future__ import annotations
 
 import heapq
-from bisect import insort
-from collections.abc import Callable, Mapping
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Protocol
 
 from timelyml.progress import Capability, MutableAntichain, Timestamp
@@ -47,8 +48,9 @@ class NotificationQueue:
     ) -> None:
         self._in_order = in_order
         self._first = first or {}  # with `in_order`: which ports go before which
+        self._shards = _ShardsInOrder(self._first)
         self._pending: dict[tuple[int, Timestamp, Ports], Notification] = {}
-        self._queues: dict[Ports, _Queue] = {}  # () for all ports, with `in_order`
+        self._queues: dict[Ports, _Queue] = {}  # without `in_order`
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -71,28 +73,29 @@ class NotificationQueue:
         """
         time, ports = notification.time, notification.ports
         self._pending[notification.shard, time, ports] = notification
-        key = () if self._in_order else ports
-        queue = self._queues.get(key)
+        if self._in_order:
+            self._shards.add(notification, is_dense=is_dense)
+            return
+        queue = self._queues.get(ports)
         if queue is None:
-            if self._in_order:
-                queue = _ShardsInOrder(self._first)
-            elif is_dense:
+            if is_dense:
                 queue = _AnyOrder()
             else:
                 queue = _Earliest() if isinstance(time, int) else _Minimal()
-            self._queues[key] = queue
+            self._queues[ports] = queue
         queue.add(notification)
 
     def pop_ready(self, is_complete: IsComplete) -> Notification | None:
         """Remove and return the first ready notification, if any."""
-        best: Notification | None = None
-        owner: _Queue | None = None
-        for queue in self._queues.values():
-            found = queue.first_ready(is_complete)
-            if found is not None and (best is None or found < best):
-                best, owner = found, queue
-        if best is not None and owner is not None:
-            owner.remove(best)
+        if self._in_order:
+            best = self._shards.first_ready(is_complete)
+            if best is not None:
+                self._shards.remove(best)
+        else:
+            best = _first_ready(self._queues.values(), is_complete)
+            if best is not None:
+                self._queues[best.ports].remove(best)
+        if best is not None:
             del self._pending[best.shard, best.time, best.ports]
         return best
 
@@ -156,50 +159,6 @@ class _Minimal:
             self._minimal.update([(time, -1)])
 
 
-class _ShardsInOrder:
-    """Each shard's own earliest time comes first, whatever its ports are."""
-
-    def __init__(self, first: Mapping[Ports, tuple[Ports, ...]]) -> None:
-        self._first = first
-        self._by_shard: dict[int, list[Notification]] = {}  # ascending
-
-    def add(self, notification: Notification) -> None:
-        insort(self._by_shard.setdefault(notification.shard, []), notification)
-
-    def first_ready(self, is_complete: IsComplete) -> Notification | None:
-        best: Notification | None = None
-        for shard, pending in self._by_shard.items():
-            earliest = pending[0].time
-            for each in pending:
-                if each.time != earliest or (best is not None and not each < best):
-                    break
-                if self._must_wait(each, pending):
-                    continue
-                if is_complete(shard, earliest, each.ports):
-                    best = each
-                    break
-        return best
-
-    def _must_wait(
-        self, notification: Notification, pending: list[Notification]
-    ) -> bool:
-        """Whether another one goes first at the same time."""
-        first = self._first.get(notification.ports)
-        if first:
-            for each in pending:
-                if each.time != notification.time:
-                    break
-                if each.ports in first:
-                    return True
-        return False
-
-    def remove(self, notification: Notification) -> None:
-        pending = self._by_shard[notification.shard]
-        pending.remove(notification)  # among the first
-        if not pending:
-            del self._by_shard[notification.shard]
-
-
 class _AnyOrder:
     """For dense ports: any of them may be ready, for its shard alone."""
 
@@ -216,4 +175,77 @@ class _AnyOrder:
         return None
 
     def remove(self, notification: Notification) -> None:
-        self._pending.remove(notification)
+        del self._pending[bisect_left(self._pending, notification)]
+
+
+class _Lowest(_AnyOrder):
+    """For sparse ports and times in order: nothing is ready before the first one is."""
+
+    def first_ready(self, is_complete: IsComplete) -> Notification | None:
+        if not self._pending:
+            return None
+        head = self._pending[0]
+        return head if is_complete(head.shard, head.time, head.ports) else None
+
+
+class _ShardsInOrder:
+    """Each shard's own earliest time comes first, whatever its ports are.
+
+    Those that may come next of each shard stand in a queue by their ports, so that
+    looking for a ready one does not go through all shards.
+    """
+
+    def __init__(self, first: Mapping[Ports, tuple[Ports, ...]]) -> None:
+        self._first = first
+        self._by_shard: dict[int, list[Notification]] = {}  # ascending
+        self._next: dict[Ports, _Queue] = {}
+
+    def add(self, notification: Notification, *, is_dense: bool) -> None:
+        if notification.ports not in self._next:
+            self._next[notification.ports] = _AnyOrder() if is_dense else _Lowest()
+        pending = self._by_shard.setdefault(notification.shard, [])
+        is_later = bool(pending) and pending[0].time != notification.time
+        if is_later and pending[0] < notification:
+            insort(pending, notification)
+            return
+        before = self._next_of(pending)
+        insort(pending, notification)
+        self._replace(before, self._next_of(pending))
+
+    def first_ready(self, is_complete: IsComplete) -> Notification | None:
+        return _first_ready(self._next.values(), is_complete)
+
+    def remove(self, notification: Notification) -> None:
+        pending = self._by_shard[notification.shard]
+        before = self._next_of(pending)
+        pending.remove(notification)  # among the first
+        self._replace(before, self._next_of(pending))
+        if not pending:
+            del self._by_shard[notification.shard]
+
+    def _next_of(self, pending: list[Notification]) -> list[Notification]:
+        """Return those of the earliest time that no other one goes before."""
+        earliest = list(takewhile(lambda each: each.time == pending[0].time, pending))
+        if not self._first:
+            return earliest
+        ports = {each.ports for each in earliest}
+        return [
+            each
+            for each in earliest
+            if ports.isdisjoint(self._first.get(each.ports, ()))
+        ]
+
+    def _replace(self, before: list[Notification], after: list[Notification]) -> None:
+        for each in before:
+            if each not in after:
+                self._next[each.ports].remove(each)
+        for each in after:
+            if each not in before:
+                self._next[each.ports].add(each)
+
+
+def _first_ready(
+    queues: Iterable[_Queue], is_complete: IsComplete
+) -> Notification | None:
+    found = [queue.first_ready(is_complete) for queue in queues]
+    return min((each for each in found if each is not None), default=None)

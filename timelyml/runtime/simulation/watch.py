@@ -125,7 +125,7 @@ class Watch:
             self._started.add(worker.index)
         self.oracle.observe(events, has_started=has_started)
         if flow is None or known.has_failed:
-            self._on_gone(worker.index, known, controller)
+            self._on_gone(worker, known, controller)
         elif worker.index in self._started:
             self.oracle.check_tracker(worker.index, flow.tracker)
 
@@ -134,11 +134,12 @@ class Watch:
         self._seen.pop(index, None)
         self.oracle.forget_tracker(index)
 
-    def _on_gone(self, index: int, flow: Dataflow, controller: Controller) -> None:
+    def _on_gone(self, worker: Worker, flow: Dataflow, controller: Controller) -> None:
         state = self._state_in(controller)
-        self.oracle.forget_tracker(index)
-        if state is not None and state.error is None and not flow.has_failed:
-            self.oracle.check_settled(index, flow.tracker)
+        self.oracle.forget_tracker(worker.index)
+        gave_up = flow.has_failed or worker.is_stopped
+        if state is not None and state.error is None and not gave_up:
+            self.oracle.check_settled(worker.index, flow.tracker)
 
     def _state_in(self, controller: Controller) -> RunState | None:
         found = controller._runs.get(self.generation)  # noqa: SLF001
