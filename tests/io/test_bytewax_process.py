@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.io.world import Interrupted
 from timelyml import Cluster, Dataflow, Logic
 from timelyml.errors import (
     ConfigError,
@@ -24,6 +25,9 @@ from timelyml.exchange import Codec
 from timelyml.graph import Exchange
 from timelyml.io.bytewax_feed import QUEUE_TAG
 from timelyml.io.bytewax_messages import MESSAGES, FedBlock
+from timelyml.io.bytewax_positions import Live
+from timelyml.runtime.effects import Ended
+from timelyml.runtime.shipping import dumps
 from timelyml.testing import eventually
 
 pytest.importorskip("bytewax", reason="no wheels for this Python")
@@ -387,3 +391,17 @@ def test_what_bytewax_prints_is_not_mixed_with_results(capfd):
     flow.run(timeout_s=20)
 
     assert capfd.readouterr().out == ""
+
+
+def test_a_bytewax_dataflow_is_not_begun_again_elsewhere():
+    flow = Dataflow()
+    flow.bytewax(sending([1]), name="tokens").collect()
+    begun = {"live": Live()}, {}
+    states = dict(zip(("state", "schema"), map(dumps, begun), strict=True))
+    world = Interrupted(1)
+
+    world.begin(flow, {("tokens", 0): states})
+    world.step_until(lambda: world.effects and isinstance(world.effects[-1], Ended))
+
+    with pytest.raises(ConfigError, match="'tokens' cannot go on with what was begun"):
+        raise world.effects[-1].error

@@ -18,6 +18,7 @@ class FakeShard:
         self.last_epoch = last_epoch
         self._clock = itertools.count(step=tick_s)
         self.state = {}
+        self._other_states = {}
         self.sent = []
         self.activations = 0
         self.delays = []
@@ -30,6 +31,9 @@ class FakeShard:
     def initial_capability(self, output=0):
         self.counts[0] = self.counts.get(0, 0) + 1
         return self._table.start(output, 0, "initial")
+
+    def state_of(self, name):
+        return self._other_states.setdefault(name, {})
 
     def held(self):
         return sorted(time for time, count in self.counts.items() if count > 0)

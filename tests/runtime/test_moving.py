@@ -7,128 +7,29 @@ with other workers, begins with them. Together they give what one run gives.
 from __future__ import annotations
 
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 
-from tests.runtime.fakes import FakeClock
-from tests.runtime.world import World
+from tests.runtime.moved import (
+    MANY,
+    NUM_SHARDS,
+    Site,
+    asked,
+    columns,
+    list_all,
+    opened_gate,
+    records,
+    share_the_work,
+)
 from timelyml import Dataflow, Session, Tumbling
 from timelyml.errors import CapabilityError, PayloadError
 from timelyml.graph import Exchange
 from timelyml.ml import compute
-from timelyml.runtime.config import RunConfig, ShippedRun
-from timelyml.runtime.effects import Ended, Released
-from timelyml.runtime.run_state import RunPlan
-from timelyml.runtime.shipping import ship
-
-NUM_SHARDS = 4
-NUM_EPOCHS = 6
-STEPS_TO_REST = 500
-MAX_STEPS = 5000
 
 
-class Gate:
-    """Up to which epoch sources give anything."""
-
-    open_until = NUM_EPOCHS
-
-
-def records(shard, num_shards):
-    """Three payloads of pairs in each epoch of each shard, in two steps."""
-    for epoch in range(NUM_EPOCHS):
-        for part in range(3):
-            while (epoch, part) >= (Gate.open_until, 2):
-                yield None
-            keys = range(shard, shard + 5)
-            yield epoch, [(key % 7, epoch + part + key) for key in keys]
-
-
-def columns(shard, num_shards):
-    for item in records(shard, num_shards):
-        if item is None:
-            yield None
-        else:
-            epoch, pairs = item
-            keys, values = zip(*pairs, strict=True)
-            yield epoch, {"key": np.array(keys), "value": np.array(values, np.float32)}
-
-
-class Site(World):
-    """Starts one run, and lets it go as far as it can; a step takes a millisecond."""
-
-    def __init__(self, num_workers):
-        self.clock = FakeClock()
-        super().__init__(num_workers, self.clock)
-
-    def start(self, graph, images=None):
-        config = RunConfig(max_epochs_ahead=100)
-        plan = RunPlan(
-            1,
-            graph.resolve(self.num_workers),
-            config,
-            ship(ShippedRun(graph, config)),
-            self.num_workers,
-        )
-        self.controller.start_run(plan, self.effects.append)
-        while not all(worker._dataflows for worker in self.workers):
-            self._step()  # they start a step later, when the controller knows
-        for flow, operator, shard in self._shards():
-            if images is not None:
-                flow.install_shard(operator, shard, images[operator, shard])
-
-    def take_shards(self):
-        """Let the run come to rest; return all its shards."""
-        for _ in range(STEPS_TO_REST):
-            self._step()
-        return {
-            (operator, shard): flow.export_shard(operator, shard)
-            for flow, operator, shard in self._shards()
-        }
-
-    def finish(self):
-        for _ in range(MAX_STEPS):
-            self._step()
-            if self.effects and isinstance(self.effects[-1], Ended):
-                if self.effects[-1].error is not None:
-                    raise self.effects[-1].error
-                return
-        raise AssertionError("the run does not end")
-
-    def collected(self):
-        """All records, as they can be compared, in order."""
-        return [
-            (effect.time, shard, comparable(record))
-            for effect in self.effects
-            if isinstance(effect, Released)
-            for shard, payload in effect.items
-            for record in payload
-        ]
-
-    def _step(self):
-        self.clock.pass_(0.001)
-        self.controller.step()
-        for worker in self.workers:
-            worker.step()
-
-    def _shards(self):
-        return [
-            (flow, instance.index, shard)
-            for worker in self.workers
-            for flow in worker._dataflows.values()
-            for instance in flow.instances
-            for shard in instance.shards
-        ]
-
-
-def comparable(record):
-    return repr(record)
-
-
-def list_all(stream):
-    """Collect whole times, sorted, by what is itself state that moves."""
-    listed = stream.fold([], lambda so_far, record: [*so_far, record])
-    listed.map(lambda found: sorted(found, key=repr)).collect()
+@pytest.fixture
+def gate():
+    yield from opened_gate()
 
 
 def kept_by_the_user(stream):
@@ -164,6 +65,16 @@ def first_moments(shard):
     return optax.trace(0.9).init(jnp.float32(shard))
 
 
+def counted_rounds(stream):
+    """Records that go to all shards in turn, by what comes out on each."""
+    spread = stream.rebalance().unary(
+        lambda shard, delivery: shard.output().send(
+            delivery.time, [(shard.index, len(delivery.payload))]
+        )
+    )
+    return spread.reduce(lambda p: p[0], lambda a, b: a + b, value=lambda p: p[1])
+
+
 def looped(stream):
     def body(numbers):
         return numbers.map(lambda pair: (pair[0], pair[1] - 2)).branch(
@@ -194,7 +105,9 @@ FLOWS = {
     "tumbling": lambda s: s.window(Tumbling(3), lambda p: p[1], combine=max).results,
     "session": lambda s: s.window(Session(2), lambda p: p[1], combine=max).results,
     "late": lambda s: s.window(Tumbling(2), lambda p: p[1]).late,
-    "rebalance": lambda s: s.rebalance().count(),
+    "rebalance": counted_rounds,
+    "map_async": lambda s: s.map_async(asked, limit=MANY),
+    "map_async, as they come": lambda s: s.map_async(asked, limit=MANY, ordered=False),
     "user": kept_by_the_user,
     "loop": looped,
 }
@@ -224,33 +137,17 @@ def records_flow(make):
     return flow
 
 
-@pytest.fixture
-def gate():
-    yield Gate
-    Gate.open_until = NUM_EPOCHS
-
-
 @pytest.mark.parametrize("stop_at", [1, 3])
 @pytest.mark.parametrize(
     "make", [*FLOWS.values(), None], ids=[*FLOWS, "columns and jax"]
 )
 def test_two_runs_that_share_the_work_give_what_one_run_gives(make, stop_at, gate):
     graph = (columns_flow() if make is None else records_flow(make)).build()
-    whole = Site(2)
-    whole.start(graph)
-    whole.finish()
-    gate.open_until = stop_at
-    first, second = Site(2), Site(3)
 
-    first.start(graph)
-    images = first.take_shards()
-    gate.open_until = NUM_EPOCHS
-    second.start(graph, images)
-    second.finish()
+    whole, together = share_the_work(graph, gate, stop_at)
 
-    assert whole.collected()
-    together = first.collected() + second.collected()
-    assert sorted(together) == sorted(whole.collected())
+    assert whole
+    assert together == whole
 
 
 def test_what_waits_is_taken_along(gate):

@@ -24,7 +24,7 @@ from timelyml.io.bytewax_messages import Broken, FedBlock, Finished, Passed
 from timelyml.io.bytewax_positions import Live
 from timelyml.operators import OperatorBuilder
 from timelyml.operators.checks import check_callable, check_count
-from timelyml.operators.schema import Guards, SchemaLike, as_schema, declare
+from timelyml.operators.schema import SCHEMA, Guards, SchemaLike, as_schema, declare
 from timelyml.progress import Capability, Timestamp
 from timelyml.runtime.failure import unpack_exception
 from timelyml.runtime.operator import Delivery, Logic
@@ -124,7 +124,7 @@ def bytewax(
         "bytewax",
         name=name,
         is_source=True,
-        states=("state",),
+        states=("state", SCHEMA),
         num_shards=processes,
         regular=regular,
         placement=placement,
@@ -209,6 +209,7 @@ class _Feeding:
             guest.close()
 
     def start_one(self, shard: Shard) -> None:
+        _refuse_to_go_on(shard)
         fed = shard.state["live"] = _Fed([shard.initial_capability()])
         if not self.is_regular:
             fed.go_to(FIRST_EPOCH)
@@ -216,6 +217,7 @@ class _Feeding:
 
     def start_several(self, shard: Shard) -> None:
         """Reserve a port, and tell the others."""
+        _refuse_to_go_on(shard)
         rights = [shard.initial_capability(output) for output in (0, 1)]
         fed = shard.state["live"] = _Fed(rights)
         # Bound but not listening: nobody else gets it, and the process still can.
@@ -274,7 +276,7 @@ class _Feeding:
                 if not shard.can_start_epoch(fed.epoch):
                     _ask_to_pass(shard, fed)
                     return  # activated again once it may
-                self.guards.of(shard.index, shard.operator).check(payload)
+                self.guards.of(shard).check(payload)
                 is_open = self.is_regular and not is_last
                 shard.output().send(fed.epoch, payload, is_last=not is_open)
                 if is_last:
@@ -317,6 +319,17 @@ def _failure(shard: Shard, broken: Broken) -> Exception:
         f"{broken.traceback_text}"
     )
     return error
+
+
+def _refuse_to_go_on(shard: Shard) -> None:
+    """Refuse what was begun elsewhere: nothing would keep records from coming twice."""
+    if "live" in shard.state:
+        raise ConfigError(
+            f"operator {shard.operator!r} cannot go on with what was begun elsewhere; got "
+            f"a Bytewax dataflow, of which no position is known; expected the start of a "
+            f"run; begin anew, or read its sources with read()",
+            operator=shard.operator,
+        )
 
 
 def _obey(shard: Shard, body: tuple[Any, ...]) -> None:

@@ -25,7 +25,7 @@ from timelyml.io.bytewax_shapes import (
 )
 from timelyml.operators import OperatorBuilder
 from timelyml.operators.checks import check_optional_count
-from timelyml.operators.schema import Guards, SchemaLike, as_schema, declare
+from timelyml.operators.schema import SCHEMA, Guards, SchemaLike, as_schema, declare
 from timelyml.progress import Timestamp
 from timelyml.runtime.operator import Delivery, Logic
 from timelyml.runtime.shard import Shard
@@ -94,7 +94,7 @@ def read(
         "read",
         name=name,
         is_source=True,
-        states=("state", POSITIONS),
+        states=("state", POSITIONS, SCHEMA),
         num_shards=num_shards,
         placement=placement,
     )
@@ -178,7 +178,7 @@ class _Reading:
 
     def _new_reader(self, shard: Shard) -> ShardReader:
         capability = shard.initial_capability()
-        check = self.guards.of(shard.index, shard.operator).check
+        check = self.guards.of(shard).check
         reader = ShardReader(shard.operator, self.rule, capability, shard.now(), check)
         shard.state["live"] = reader
         return reader

@@ -99,20 +99,29 @@ class _Capturing:
     def on_start(self, shard: Shard) -> None:
         """Open the shard's tape; hold the run open until it is written."""
         self._codec = self._codec or tape_codec(allow_pickle=False)
-        shard.state["capability"] = shard.initial_capability()
-        shard.state["frontier"] = 0
         writers = self._writers[shard.index] = []
+        goes_on = "frontier" in shard.state  # it was begun elsewhere
+        if goes_on and shard.state["capability"] is None:
+            return
         for writer, label in self._open(shard):
             writers.append(writer)
+            if goes_on:
+                writer.go_on(shard.state["written"])
+                continue
             writer.put([PREAMBLE, *pack(self._codec, label)])
             if len(writers) > 1:  # an address that has no shard of its own
                 writer.put(pack(self._codec, Progress(((0, -1),))))
+        if not goes_on:
+            shard.state["capability"] = shard.initial_capability()
+            shard.state["frontier"] = 0
+            shard.state["written"] = writers[0].num_written
 
     def on_batch(self, shard: Shard, delivery: Delivery) -> Iterator[Wait | None]:
         """Write a block."""
         assert isinstance(delivery.time, int)  # noqa: S101  outside of scopes
         writer = self._writers[shard.index][0]
         writer.put(pack(self._codec, Data(delivery.time, delivery.payload)))
+        shard.state["written"] = writer.num_written
         while not self._has_room(shard):
             yield WAIT
 
@@ -126,6 +135,7 @@ class _Capturing:
         changes = [(before, -1), *([] if after is None else [(after, 1)])]
         writer = self._writers[shard.index][0]
         writer.put(pack(self._codec, Progress(tuple(changes))))
+        shard.state["written"] = writer.num_written
         shard.activate()
 
     def on_activate(self, shard: Shard) -> None:
@@ -137,7 +147,7 @@ class _Capturing:
         if all(writer.is_idle for writer in self._writers[shard.index]):
             for writer in self._writers[shard.index]:
                 writer.finish()
-            shard.state.clear()
+            shard.state["capability"] = None
             capability.release()
 
     def _has_room(self, shard: Shard) -> bool:

@@ -74,7 +74,7 @@ def _on_message(shard: Shard, body: tuple[Any, ...]) -> None:
         case ("advance", int() as epoch):
             capability.downgrade(epoch)
         case ("close",) | ("stop", _):
-            del shard.state["capability"]
+            shard.state["capability"] = None  # it is closed, wherever it goes
             capability.release()
         case _:
             raise InvariantError(

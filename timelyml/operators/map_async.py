@@ -13,6 +13,7 @@ from timelyml.operators.calls import Desk, Finished, calls_of
 from timelyml.operators.checks import check_callable, check_count
 from timelyml.operators.edges import StreamLike
 from timelyml.operators.failed import Diverted, OnError, check_on_error, failed_record
+from timelyml.operators.keys import first
 from timelyml.operators.operator_builder import add_operator
 from timelyml.operators.records import Results, Sure
 from timelyml.progress import Capability, Timestamp
@@ -108,8 +109,9 @@ def map_async(
 class _Caller:
     """The calls of one operator on one worker, for all its shards there.
 
-    A shard's state maps the ticket of each call that is out to its time and record;
-    "rights" maps a time to a capability for each output and the number of its calls.
+    A shard's state maps the ticket of each call that is out to its time and record, so
+    that a shard that comes from elsewhere makes these calls again; "rights" maps a time
+    to a capability for each output and the number of its calls.
     """
 
     def __init__(
@@ -127,11 +129,18 @@ class _Caller:
         self._on_error = on_error
         self._next_ticket = 0
         self._desks: list[tuple[Shard, Desk, _Order]] = []
+        self._to_repeat: deque[tuple[Desk, int, Any]] = deque()
         self._look_at: float | None = None
 
     def on_start(self, shard: Shard) -> None:
-        """Open a desk for the shard."""
-        self._desks.append((shard, Desk(shard.waker()), _Order()))
+        """Open a desk for the shard; make the calls again that were out."""
+        desk, order = Desk(shard.waker()), _Order()
+        self._desks.append((shard, desk, order))
+        for ticket, (_, record) in sorted(shard.state.items(), key=first):
+            order.expect(ticket)
+            self._next_ticket = max(self._next_ticket, ticket + 1)
+            self._to_repeat.append((desk, ticket, record))
+        self._repeat()
 
     def on_batch(self, shard: Shard, delivery: Delivery) -> Iterator[Wait | None]:
         """Start a call for each record, as far as there is room."""
@@ -162,10 +171,14 @@ class _Caller:
         self._calls.close()
 
     def _is_full(self, order: _Order) -> bool:
-        if self._calls.num_out >= self._limit:
+        if self._calls.num_out >= self._limit or self._to_repeat:
             return True
         # One slow call must not let the results behind it pile up.
         return self._is_ordered and order.num_expected >= RESULTS_PER_CALL * self._limit
+
+    def _repeat(self) -> None:
+        while self._to_repeat and self._calls.num_out < self._limit:
+            self._calls.submit(*self._to_repeat.popleft())
 
     def _look_again(self, shard: Shard) -> None:
         now = shard.now()
@@ -180,6 +193,7 @@ class _Caller:
         for shard, desk, order in self._desks:
             finished = desk.take()
             self._calls.num_out -= len(finished)
+            self._repeat()
             if self._is_ordered:
                 finished = order.ready(finished)
             if finished:

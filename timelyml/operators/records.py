@@ -30,6 +30,7 @@ from timelyml.operators.failed import (
 )
 from timelyml.operators.operator_builder import add_operator
 from timelyml.operators.schema import (
+    SCHEMA,
     Guards,
     SchemaLike,
     as_schema,
@@ -195,7 +196,7 @@ def map_batch(
 
     def send(shard: Shard, delivery: Delivery, result: Any) -> None:
         payload = as_payload(result)
-        guards.of(shard.index, shard.operator).check(payload)
+        guards.of(shard).check(payload)
         shard.output().send(delivery.time, payload)
 
     def on_batch(shard: Shard, delivery: Delivery) -> None:
@@ -213,7 +214,8 @@ def map_batch(
         if failed:
             shard.output(1).send(delivery.time, failed)
 
-    made = _add("map_batch", up, Logic(on_batch=on_batch), on_error, name)
+    logic = Logic(on_batch=on_batch)
+    made = _add("map_batch", up, logic, on_error, name, states=(SCHEMA,))
     declare(made.results if isinstance(made, Diverted) else made, declared)
     return made
 
@@ -326,15 +328,21 @@ def _per_record(
 
 
 def _add(
-    kind: str, up: StreamLike, logic: Logic, on_error: OnError, name: str | None
+    kind: str,
+    up: StreamLike,
+    logic: Logic,
+    on_error: OnError,
+    name: str | None,
+    *,
+    states: tuple[str, ...] = (),
 ) -> Results:
     """Add an operator, with an output for failed records if they are diverted."""
     check_on_error(name or kind, on_error)
-    if on_error != "divert":
-        (out,) = add_operator(kind, [up], logic, name=name)
-        return out
-    out, failed = add_operator(kind, [up], logic, name=name, num_outputs=2)
-    return Diverted(out, failed)
+    num_outputs = 2 if on_error == "divert" else 1
+    outs = add_operator(
+        kind, [up], logic, name=name, num_outputs=num_outputs, states=states
+    )
+    return Diverted(*outs) if num_outputs == 2 else outs[0]
 
 
 def _catching(predicate: Callable[[Any], Any], note: Note) -> Callable[[Any], Any]:

@@ -27,6 +27,9 @@ from timelyml.runtime.shard import Shard
 
 ASK_AGAIN_S = 0.005
 
+PLAYED = "played"
+"""Name of the state: by tape, how many of its events were played."""
+
 
 def replay(
     flow: GraphBuilder,
@@ -59,7 +62,7 @@ def replay(
         "replay",
         name=name,
         is_source=True,
-        states=("state",),
+        states=("state", PLAYED),
         num_shards=num_shards,
         placement=placement,
     )
@@ -111,7 +114,8 @@ class _Player:
         mine = self._reels[shard.index :: shard.num_shards]
         num_files = len(self._reels) if isinstance(self._reels[0], Path) else None
         self._decks[shard.index] = _Deck(shard, codec, mine, num_files)
-        shard.state["capability"] = shard.initial_capability()
+        if "capability" not in shard.state:  # it may be there, with what was played
+            shard.state["capability"] = shard.initial_capability()
         shard.activate()
 
     def on_activate(self, shard: Shard) -> None:
@@ -145,8 +149,9 @@ class _Player:
             deck.close()
 
     def _stop(self, shard: Shard) -> None:
-        capability: Capability | None = shard.state.pop("capability", None)
+        capability: Capability | None = shard.state["capability"]
         if capability is not None:
+            shard.state["capability"] = None
             self._decks[shard.index].close()
             capability.release()
 
@@ -154,10 +159,18 @@ class _Player:
 class _Track:
     """One tape that is played, and the epochs that its frontier still has."""
 
-    def __init__(self, tape: Tape, listener: Listener | None) -> None:
+    def __init__(self, number: int, tape: Tape, listener: Listener | None) -> None:
+        self.number = number
         self.tape = tape
         self.listener = listener
         self.open = Counter({0: 1})  # the minimum, until its progress says otherwise
+
+    def skip(self, num_played: int) -> None:
+        """Read over events that were played elsewhere."""
+        for _ in range(num_played):
+            event = self.tape.next()
+            if isinstance(event, Progress):
+                self.follow(event)
 
     def follow(self, progress: Progress) -> None:
         """Move the frontier."""
@@ -175,16 +188,24 @@ class _Deck:
     ) -> None:
         self._shard = shard
         self._num_files = num_files
+        self._num_accepted = 0
+        self._played = shard.state_of(PLAYED)
         self._tracks: list[_Track] = []
         self._listeners: list[Listener] = []
-        for reel in reels:
+        for number, reel in enumerate(reels):
             if isinstance(reel, Address):
+                if self._played:
+                    raise self._error("a connection that was read in part elsewhere")
                 self._listeners.append(Listener(codec, reel))
-            elif isinstance(reel, Path):
-                self._tracks.append(_Track(FileTape(codec, reel), None))
+                continue
+            tape: Tape
+            if isinstance(reel, Path):
+                tape = FileTape(codec, reel)
             else:
-                where = f"{len(self._tracks)} in memory"
-                self._tracks.append(_Track(BytesTape(codec, where, reel), None))
+                tape = BytesTape(codec, f"{number} in memory", reel)
+            track = _Track(number, tape, None)
+            track.skip(self._played.get(number, 0))
+            self._tracks.append(track)
 
     @property
     def frontier(self) -> int | None:
@@ -205,6 +226,7 @@ class _Deck:
                 continue
             if event is not None:
                 self._take(event, track)
+                self._played[track.number] = self._played.get(track.number, 0) + 1
                 has_played = True
         return has_played
 
@@ -213,7 +235,8 @@ class _Deck:
         for listener in self._listeners:
             connected = None if listener.is_over else listener.accept()
             if connected is not None:
-                self._tracks.append(_Track(connected, listener))
+                self._num_accepted += 1
+                self._tracks.append(_Track(self._num_accepted, connected, listener))
                 has_accepted = True
         return has_accepted
 

@@ -18,11 +18,17 @@ from timelyml.exchange import num_records
 from timelyml.graph import StreamRef
 from timelyml.operators.columns import Columns, columns_of
 from timelyml.operators.edges import Routed, StreamLike
+from timelyml.runtime.shard import Shard
 
 ColumnSpec: TypeAlias = Any
 """A dtype, or a pair of one and the shape of a row: `"float32"`, `("float32", (8,))`."""
 
 SchemaLike: TypeAlias = "Schema | Mapping[str, ColumnSpec]"
+
+SCHEMA = "schema"
+"""Name of the state in which a shard keeps the schema that its first block fixed."""
+
+FIRST = "first block"
 
 _OF_ANY_WIDTH = "SU"  # text: its widest value decides, block by block
 
@@ -164,11 +170,15 @@ class Guard:
     Unless columns were declared, lists of records may come too.
     """
 
-    def __init__(self, who: str, schema: Schema | None = None) -> None:
+    def __init__(
+        self,
+        who: str,
+        schema: Schema | None = None,
+        cell: dict[Any, Any] | None = None,
+    ) -> None:
         self._who = who
-        self._schema = schema
-        self._is_declared = schema is not None
-        self._origin = "declared" if self._is_declared else "those of the first block"
+        self._declared = schema
+        self._cell = {} if cell is None else cell  # has the schema of the first block
         self._known: Any = None  # what the last block looked like: a quick comparison
 
     def check(self, payload: Any) -> None:
@@ -180,16 +190,26 @@ class Guard:
         look = _look_of(payload)
         if look == self._known or not num_records(payload):
             return
-        if self._schema is not None:
-            if self._is_declared or not isinstance(payload, list):
-                self._schema.check(self._who, payload, origin=self._origin)
+        if self._declared is not None:
+            self._declared.check(self._who, payload)
         elif not isinstance(payload, list):
-            self._schema = shown_by(payload)
+            self._compare(payload)
         self._known = look
+
+    def _compare(self, payload: Any) -> None:
+        """Check columns against those of the first block; this may be it."""
+        first: Schema | None = self._cell.get(FIRST)
+        if first is not None:
+            first.check(self._who, payload, origin="those of the first block")
+        elif (shown := shown_by(payload)) is not None:
+            self._cell[FIRST] = shown
 
 
 class Guards:
-    """A guard for each shard of an operator, made on the worker that has it."""
+    """A guard for each shard of an operator, made on the worker that has it.
+
+    The operator declares the state `SCHEMA`: what a first block fixed goes with its shard.
+    """
 
     def __init__(self, what: str, schema: Schema | None = None) -> None:
         self._what = what
@@ -199,12 +219,13 @@ class Guards:
     def __reduce__(self) -> tuple[Any, ...]:
         return Guards, (self._what, self._schema)
 
-    def of(self, index: int, operator: str) -> Guard:
+    def of(self, shard: Shard) -> Guard:
         """Return the guard of one shard."""
-        guard = self._guards.get(index)
+        guard = self._guards.get(shard.index)
         if guard is None:
-            who = f"{self._what} {operator!r}"
-            guard = self._guards[index] = Guard(who, self._schema)
+            who = f"{self._what} {shard.operator!r}"
+            guard = Guard(who, self._schema, shard.state_of(SCHEMA))
+            self._guards[shard.index] = guard
         return guard
 
 

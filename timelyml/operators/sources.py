@@ -33,6 +33,7 @@ from timelyml.operators.readers import (
     RecordReader,
 )
 from timelyml.operators.schema import (
+    SCHEMA,
     Guards,
     Schema,
     SchemaLike,
@@ -151,7 +152,7 @@ def read_from(
         kind,
         name=name,
         is_source=True,
-        states=("state",),
+        states=("state", SCHEMA),
         num_shards=num_shards,
         regular=regular,
         placement=placement,
@@ -235,7 +236,7 @@ def _logic(reader: Reader, guards: Guards) -> Logic:
         capability.downgrade(piece.epoch)  # or the own old epoch would use up credit
         if shard.can_start_epoch(piece.epoch):
             cursor.take(piece)
-            guards.of(shard.index, shard.operator).check(piece.payload)
+            guards.of(shard).check(piece.payload)
             shard.output().send(piece.epoch, piece.payload, is_last=piece.is_last)
             capability.downgrade(piece.next_epoch)
             shard.activate()

@@ -28,8 +28,19 @@ class Writer(Protocol):
     def has_room(self) -> bool:
         """Whether more may wait."""
 
+    @property
+    def num_written(self) -> int:
+        """Bytes that are the tape so far, where it can go on from them."""
+
     def put(self, frames: Frames) -> None:
         """Take frames, in order."""
+
+    def go_on(self, num_written: int) -> None:
+        """Go on behind what was written elsewhere.
+
+        Raises:
+            TapeError: That is not here.
+        """
 
     def flush(self) -> None:
         """Write what can be written."""
@@ -45,9 +56,13 @@ class MemoryWriter:
     """Sends the bytes to the driver."""
 
     is_idle = has_room = True
+    num_written = 0  # the driver has what was sent
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
         self._send = send
+
+    def go_on(self, num_written: int) -> None:
+        """Do nothing: what comes is put behind what came."""
 
     def put(self, frames: Frames) -> None:
         """Send the frames at once."""
@@ -79,12 +94,31 @@ class FileWriter:
                 f"overwrite=True",
                 tape=str(self._path),
             )
-        self._file: IO[bytes] | None = self._part.open("wb")
+        self._file: IO[bytes] | None = None
+        self.num_written = 0
+
+    def go_on(self, num_written: int) -> None:
+        """Cut the incomplete tape where it is known to be whole, and go on there."""
+        size = self._part.stat().st_size if self._part.exists() else 0
+        if size < num_written:
+            raise TapeError(
+                f"tape {str(self._part)!r} cannot go on here; got {size} bytes of it; "
+                f"expected {num_written}, as were written elsewhere; use a directory "
+                f"that all workers share",
+                tape=str(self._part),
+            )
+        self._file = self._part.open("r+b")
+        self._file.truncate(num_written)
+        self._file.seek(num_written)
+        self.num_written = num_written
 
     def put(self, frames: Frames) -> None:
         """Write the frames."""
-        if self._file is not None:
-            self._file.writelines(frames)
+        if self._file is None:
+            self._file = self._part.open("wb")
+        self._file.writelines(frames)
+        self._file.flush()  # before anybody is told that it is written
+        self.num_written += sum(memoryview(frame).nbytes for frame in frames)
 
     def flush(self) -> None:
         """Do nothing: the operating system takes it all."""
@@ -114,6 +148,17 @@ class SocketWriter:
         self._deadline = now() + CONNECT_TIMEOUT_S
         self._waiting: deque[memoryview] = deque()
         self._waiting_bytes = 0
+        self.num_written = 0
+
+    def go_on(self, num_written: int) -> None:
+        """Refuse: nobody else can go on with a connection."""
+        self._socket.close()
+        raise TapeError(
+            f"the captured stream cannot go on to {self._address.text!r}; got "
+            f"{num_written} bytes that a connection elsewhere carried; expected a "
+            f"directory or memory; capture to one of them",
+            address=self._address.text,
+        )
 
     def put(self, frames: Frames) -> None:
         """Queue the frames."""
