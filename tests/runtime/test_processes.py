@@ -149,6 +149,18 @@ def test_user_code_that_exits_the_process_is_a_dead_worker_with_its_exit_code():
     assert "bye" in got.value.__notes__[0]
 
 
+def test_a_crash_of_the_interpreter_shows_the_line_that_it_was_in():
+    def crash(x):
+        os.abort()
+
+    with (
+        Cluster(1) as cluster,
+        pytest.raises(PeerError, match=r"worker 0 .*was killed by SIGABRT") as got,
+    ):
+        cluster.run(flow_of(crash), timeout_s=TIMEOUT_S)
+    assert "in crash" in got.value.__notes__[0]
+
+
 def transport_of_this_worker():
     (found,) = [each for each in gc.get_objects() if isinstance(each, ZmqTransport)]
     return found

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from timelyml import Dataflow
 from timelyml.errors import GraphError, InvariantError
 from timelyml.runtime.state import StateStore
 
@@ -75,3 +76,41 @@ def test_size_follows_what_a_dataclass_holds():
     store.cell(0, 0, "state", "a")["w"] = Held([np.zeros(10_000, np.float32)])
 
     assert store.size_bytes(0) >= 40_000
+
+
+class Odd:
+    """Tells nothing of itself."""
+
+    def __getattr__(self, name):
+        raise LookupError(name)
+
+    def __sizeof__(self):
+        raise LookupError("no size")
+
+
+def ring():
+    one, other = {}, []
+    one["other"], one["data"] = other, np.zeros(1000)
+    other.append(one)
+    return one
+
+
+@pytest.mark.parametrize(("make", "at_least"), [(Odd, 1), (ring, 8000)])
+def test_odd_and_circular_values_have_a_size(make, at_least):
+    value = make()
+    store = StateStore()
+    store.declare(0, 0, ("state",))
+    store.cell(0, 0, "state", "sum")["key"] = [value, value]
+    assert at_least <= store.size_bytes(0) < at_least + 2000
+
+
+def test_a_run_ends_whatever_its_operators_keep(cluster):
+    def keep(shard, delivery):
+        circle = [Odd()]
+        circle.append(circle)
+        shard.state["kept"] = circle
+        shard.output().send(delivery.time, delivery.payload)
+
+    flow = Dataflow()
+    flow.source([1]).unary(keep, states=("state",)).collect()
+    assert cluster.run(flow)["out"] == [1]

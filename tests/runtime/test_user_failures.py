@@ -10,6 +10,7 @@ import threading
 
 import pytest
 
+from tests.runtime import scripts
 from timelyml import Cluster, Dataflow
 from timelyml.errors import OperatorError, PayloadError, ShippingError
 from timelyml.runtime.operator import Logic
@@ -319,3 +320,42 @@ def test_a_captured_value_that_does_not_come_back_names_its_operator(cluster, va
     with pytest.raises(ShippingError, match=match):
         run.result(TIMEOUT_S)
     check_usable(cluster)
+
+
+def test_a_key_function_that_raises_names_who_sent_and_at_which_time(cluster):
+    flow = Dataflow(num_shards=2)
+    source = flow.source(range(6), batch_size=1, epoch_every=1, num_shards=1)
+    source.exchange(lambda x: 1 // (x - 4)).collect()
+    match = "'source' failed on worker 0, shard 0, at time 4: ZeroDivisionError"
+    with pytest.raises(ZeroDivisionError, match=match):
+        cluster.run(flow)
+    check_usable(cluster)
+
+
+def test_a_full_disk_fails_the_run_that_spills_and_the_worker_goes_on(tmp_path):
+    code = (
+        "import resource\n"
+        "from timelyml import Cluster, Dataflow\n"
+        "def fill(x):\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
+        "    return x\n"
+        "def flow(fn):\n"
+        "    flow = Dataflow(num_shards=1)\n"
+        "    numbers = flow.source(range(4000), batch_size=1).map(fn)\n"
+        "    numbers.iterate(lambda s: s.map(fn, name='again'), max_iterations=3)"
+        ".collect()\n"
+        "    return flow.build()\n"
+        "for options in ({'mode': 'inline'}, {'mode': 'processes'}):\n"
+        "    with Cluster(1, **options) as cluster:\n"
+        "        try:\n"
+        "            cluster.run(flow(fill), loop_budget_bytes=10)\n"
+        "        except Exception as error:\n"
+        "            print(error)\n"
+        "        print(len(cluster.run(flow(lambda x: x))['out']))\n"
+    )
+    code, out, err = scripts.run(code, cwd=tmp_path)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[1::2] == ["4000", "4000"]
+    for line in lines[::2]:
+        assert "'again' cannot spill what waits for it in a loop; got File too" in line

@@ -7,6 +7,7 @@ frees even after a crash; each file is freed once it has been read.
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import tempfile
 from collections import deque
@@ -137,4 +138,5 @@ class SpillingQueue:
         self._on_disk.clear()
         self.memory_bytes = self.disk_bytes = 0
         while self._segments:
-            self._segments.popleft().file.close()
+            with contextlib.suppress(OSError):  # what a full disk did not take
+                self._segments.popleft().file.close()

@@ -338,6 +338,10 @@ class OperatorInstance:
         """Send something to the driver."""
         self._turn.emit(self.index, shard, tag, body)
 
+    def blame(self, shard: int, time: Timestamp) -> None:
+        """Note where a send failed: a source is at no time of its own."""
+        self.current = (shard, time)
+
 
 METRIC_NAMES = ("records_in", "batches_in", "notifications", "busy_s", "activations")
 

@@ -7,6 +7,7 @@ the driver is gone. It never imports the driver's `__main__`.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -60,6 +61,7 @@ class _Watched:
 def main() -> None:
     """Serve as a worker until told to leave, or until the driver is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver to act on
+    faulthandler.enable()  # a crash tells on stderr, and so the driver, where it was
     boot = Boot.from_line(sys.stdin.buffer.readline())
     die_with_parent(boot.parent_id, os.getppid)
     _let_forks_die_too()

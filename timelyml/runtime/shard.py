@@ -70,6 +70,9 @@ class Host(Protocol):
     def emit(self, shard: int, tag: str, body: Any) -> None:
         """Send something to the driver."""
 
+    def blame(self, shard: int, time: Timestamp) -> None:
+        """Note where a send failed, for the error report."""
+
 
 class Output:
     """One output of one shard."""
@@ -102,8 +105,12 @@ class Output:
         """
         self._check(time)
         sealed = seal(as_payload(payload))
-        for channel in self._channels:
-            channel.push(self._shard, time, sealed, is_last=is_last)
+        try:
+            for channel in self._channels:
+                channel.push(self._shard, time, sealed, is_last=is_last)
+        except BaseException:
+            self._host.blame(self._shard, time)
+            raise
 
     def send_to(self, time: Timestamp, shard: int, payload: Any) -> None:
         """Send to one shard of the receiver, over an edge with a `Direct` pact.
@@ -117,8 +124,12 @@ class Output:
         self._check(time)
         self._check_direct()
         sealed = seal(as_payload(payload))
-        for channel in self._channels:
-            channel.push(self._shard, time, sealed, is_last=True, target=shard)
+        try:
+            for channel in self._channels:
+                channel.push(self._shard, time, sealed, is_last=True, target=shard)
+        except BaseException:
+            self._host.blame(self._shard, time)
+            raise
 
     def send_rows(
         self,
@@ -150,8 +161,12 @@ class Output:
         self._check_direct()
         sealed = seal(as_payload(payload))
         shards = np.asarray(destinations)
-        for channel in self._channels:
-            channel.push(self._shard, time, sealed, is_last=is_last, target=shards)
+        try:
+            for channel in self._channels:
+                channel.push(self._shard, time, sealed, is_last=is_last, target=shards)
+        except BaseException:
+            self._host.blame(self._shard, time)
+            raise
 
     @property
     def num_target_shards(self) -> int:

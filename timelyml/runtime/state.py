@@ -18,6 +18,8 @@ from timelyml.errors import GraphError, InvariantError, StateLimitError
 StateKey = tuple[int, int, str]  # (operator, shard, name)
 DEFAULT_NAME = "state"
 
+_ODD_BYTES = 64  # of an object that does not tell its size
+
 
 class StateStore:
     """The state that one worker holds for one run, by (operator, shard, name)."""
@@ -128,17 +130,36 @@ class StateStore:
 
 
 def _size_of(value: Any) -> int:
-    """Bytes of a value; arrays count their data, containers what they hold."""
+    """Bytes of a value; arrays count their data, containers what they hold, once."""
+    total = 0
+    waiting, seen = [value], set()
+    while waiting:
+        item = waiting.pop()
+        try:
+            size, held = _size_and_held(item)
+        except Exception:  # noqa: BLE001  attributes of an odd object may raise anything
+            size, held = _ODD_BYTES, []
+        if held:
+            if id(item) in seen:
+                continue
+            seen.add(id(item))
+        total += size
+        waiting += held
+    return total
+
+
+def _size_and_held(value: Any) -> tuple[int, list[Any]]:
+    """Return the bytes of a value without what it holds, and that."""
     if isinstance(value, np.ndarray):
-        return int(value.nbytes)
+        return int(value.nbytes), []
     nbytes = getattr(value, "nbytes", None)
     if isinstance(nbytes, int):  # arrays of other libraries
-        return nbytes
-    size = sys.getsizeof(value, 64)
+        return nbytes, []
+    size = sys.getsizeof(value, _ODD_BYTES)
     if isinstance(value, dict):
-        return size + sum(_size_of(k) + _size_of(v) for k, v in value.items())
+        return size, [*value, *value.values()]
     if isinstance(value, list | tuple | set | frozenset):
-        return size + sum(_size_of(item) for item in value)
+        return size, list(value)
     if (fields := getattr(value, "__dataclass_fields__", None)) is not None:
-        return size + sum(_size_of(getattr(value, name, None)) for name in fields)
-    return size
+        return size, [getattr(value, name, None) for name in fields]
+    return size, []
