@@ -16,6 +16,7 @@ import typer
 
 from examples.moe_routing.config import (
     Settings,
+    check_size,
     checked_picture,
     data_shards_for,
 )
@@ -35,7 +36,7 @@ def main(
     *,
     experts: Annotated[int, typer.Option(help="experts")] = _DEFAULT.num_experts,
     top_k: Annotated[int, typer.Option(help="experts per token")] = _DEFAULT.top_k,
-    workers: Annotated[int, typer.Option(min=1, help="worker processes")] = 2,
+    workers: Annotated[int, typer.Option(help="worker processes")] = 2,
     data_shards: Annotated[
         int | None, typer.Option(help="shards of router and head; default: as workers")
     ] = None,
@@ -83,6 +84,7 @@ def main(
     if data_shards is None:
         data_shards = data_shards_for(workers, sizes.get("batch", Settings().batch))
     try:
+        check_size("--workers", workers)
         settings = Settings(
             num_experts=experts,
             top_k=top_k,

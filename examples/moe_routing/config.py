@@ -44,8 +44,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, option in _SIZES.items():
-            _check(option, getattr(self, name), least=1)
-        _check("--seed", self.seed, least=0, most=2**32 - 1)
+            check_size(option, getattr(self, name))
+        check_size("--seed", self.seed, least=0, most=2**32 - 1)
         if not 1 <= self.top_k <= self.num_experts:
             raise ValueError(
                 f"--top-k is out of range; got {self.top_k}; expected 1 to "
@@ -96,9 +96,15 @@ def _unwritable(path: Path, why: str | None) -> ValueError:
     )
 
 
-def _check(option: str, value: object, *, least: int, most: float = math.inf) -> None:
-    is_integer = isinstance(value, int) and not isinstance(value, bool)
-    if not is_integer or not least <= value <= most:  # type: ignore[operator]  # an int
+def check_size(
+    option: str, value: int, *, least: int = 1, most: float = math.inf
+) -> None:
+    """Refuse a number that is out of range.
+
+    Raises:
+        ValueError: It is.
+    """
+    if isinstance(value, bool) or not least <= value <= most:
         rule = f"{least} or more" if most == math.inf else f"{least} to {most}"
         raise ValueError(
             f"{option} is out of range; got {value!r}; expected an integer, {rule}; "

@@ -174,7 +174,7 @@ def test_the_program_prints_one_json_object_and_saves_a_picture(tmp_path):
         ("--batch 9 --data-shards 2", "--batch is uneven; got 9; expected a multiple"),
         ("--data-shards 0", "--data-shards is out of range; got 0"),
         ("--d-model 0", "--d-model is out of range; got 0"),
-        ("--workers 0", "0 is not in the range x>=1"),
+        ("--workers 0", "--workers is out of range; got 0"),
         ("--seed -1", "--seed is out of range; got -1; expected an integer, 0 to"),
         ("--picture routing.docx", "--picture has no known format; got 'routing.docx'"),
         ("--picture file/p.png", "--picture cannot be saved; got 'file/p.png'"),
