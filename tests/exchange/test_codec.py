@@ -427,3 +427,26 @@ def test_collections_namedtuples_are_pickled():
         assert type(carried(value, TRUSTING)) is pair
     finally:
         del globals()["pair"]
+
+
+@dataclass(frozen=True, slots=True)
+class OddNames:
+    """Fields that are called like what a decoder is made of."""
+
+    type: int
+    cls: str
+    values: tuple[int, ...]
+    new: Any
+    m: Inner | None
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    list: float
+    len: bool
+
+
+def test_fields_may_be_called_like_anything():
+    codec = Codec([OddNames])
+    message = OddNames(1, "a", (1, 2), {"x": None}, Inner(0.5, True))
+    assert codec.decode(*codec.encode(message)) == message

@@ -69,7 +69,7 @@ class EchoWorker:
     def lost(self, peer, error):
         self.lost_peers.append((peer, error))
 
-    def close(self):
+    def close(self, error):
         assert not self.is_closed
         self.is_closed = True
 
@@ -119,7 +119,7 @@ class EchoController:
             self.lost_workers.append((peer, error))
             self.changed.notify_all()
 
-    def close(self):
+    def close(self, error):
         assert not self.is_closed
         with self.changed:
             self.is_closed = True

@@ -117,29 +117,38 @@ def _generate(cls: type[Any], fields: dict[str, _Field]) -> tuple[Convert, Conve
     """
     names = list(fields)
     variables = "".join(f"{name}, " for name in names)
-    scope: dict[str, Any] = {"cls": cls, "new": object.__new__, "refuse": _refuse}
+    # A field may be called like anything but these.
+    scope: dict[str, Any] = {
+        "__cls": cls,
+        "__new": object.__new__,
+        "__refuse": _refuse,
+        "__type": type,
+        "__list": list,
+        "__len": len,
+    }
     packed, body = [], []
     for name, field in fields.items():
-        scope[f"encode_{name}"], scope[f"decode_{name}"] = field.encode, field.decode
-        scope[f"plain_{name}"] = field.plain
-        value = f"encode_{name}(m.{name})" if field.encode else f"m.{name}"
-        test = f"None if m.{name} is None else " if field.is_optional else ""
+        scope[f"__encode_{name}"], scope[f"__decode_{name}"] = field[:2]
+        scope[f"__plain_{name}"] = field.plain
+        value = f"__encode_{name}(__m.{name})" if field.encode else f"__m.{name}"
+        test = f"None if __m.{name} is None else " if field.is_optional else ""
         packed.append(test + value)
         if field.decode:
-            test = f"if type({name}) is not plain_{name}: " if field.plain else ""
-            body.append(f"{test}{name} = decode_{name}({name})")
+            test = f"if __type({name}) is not __plain_{name}: " if field.plain else ""
+            body.append(f"{test}{name} = __decode_{name}({name})")
     if _has_plain_slots(cls):
-        scope |= {f"set_{name}": cls.__dict__[name].__set__ for name in names}
-        body += ["self = new(cls)", *(f"set_{name}(self, {name})" for name in names)]
-        body.append("return self")
+        scope |= {f"__set_{name}": cls.__dict__[name].__set__ for name in names}
+        body.append("__self = __new(__cls)")
+        body += [f"__set_{name}(__self, {name})" for name in names]
+        body.append("return __self")
     else:
-        body.append(f"return cls({variables})")
+        body.append(f"return __cls({variables})")
     lines = [
-        f"def encode(m): return [{', '.join(packed)}]",
-        "def decode(values):",
-        f" if type(values) is not list or len(values) != {len(names)}:",
-        "  refuse(cls, values)",
-        *([f" {variables}= values"] if names else []),
+        f"def encode(__m): return [{', '.join(packed)}]",
+        "def decode(__values):",
+        f" if __type(__values) is not __list or __len(__values) != {len(names)}:",
+        "  __refuse(__cls, __values)",
+        *([f" {variables}= __values"] if names else []),
         *(f" {line}" for line in body),
     ]
     exec("\n".join(lines), scope)  # noqa: S102 - holds only names of fields

@@ -1,7 +1,9 @@
 """Machine learning on the dataflow; the only part of timelyml that imports JAX."""
 
+from timelyml.errors import BufferLostError, ComputationError, HandleError, SliceError
 from timelyml.ml.buckets import bucket_size, cut_rows, num_rows_of, on_buckets, pad_rows
 from timelyml.ml.choice import balance_loss, choose, count_choices, routing_weights
+from timelyml.ml.client import Client, Handle, Slice, SliceSharding, local
 from timelyml.ml.compiled import Compiled, compiled
 from timelyml.ml.compute import compute
 from timelyml.ml.firing import Blocks, Firing, Rule, add_firing_operator
@@ -18,11 +20,19 @@ from timelyml.ml.programs import OfflineClient, program
 
 __all__ = [
     "Blocks",
+    "BufferLostError",
+    "Client",
     "Compiled",
+    "ComputationError",
     "DispatchPlan",
     "Firing",
+    "Handle",
+    "HandleError",
     "OfflineClient",
     "Rule",
+    "Slice",
+    "SliceError",
+    "SliceSharding",
     "add_firing_operator",
     "balance_loss",
     "bucket_size",
@@ -35,6 +45,7 @@ __all__ = [
     "expert_backward",
     "expert_forward",
     "jit",
+    "local",
     "num_rows_of",
     "on_buckets",
     "pad_rows",

@@ -154,13 +154,15 @@ class Cluster:
         """Return the half of a service that stands beside the controller.
 
         It is driven by a thread of the cluster from now on, so call only what it
-        says may be called from others. A lost worker that makes the cluster replace
-        its workers ends the service, and the new workers have a new one.
+        says may be called from others. It goes on when workers are lost, with those
+        that are left, until a run makes the cluster replace them all.
 
         Raises:
             ConfigError: The cluster has no such service.
         """
-        session = self._usable_session()
+        session = self._session
+        if session is None or session.controller.is_stopped:
+            session = self._usable_session()
         session.start_thread()
         return session.controller.services.get(name)
 

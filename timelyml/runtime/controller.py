@@ -250,7 +250,7 @@ class Controller:
 
         Services end too.
         """
-        self.services.close()
+        self.services.close(error)
         for generation, (_, observer) in list(self._runs.items()):
             del self._runs[generation]
             observer(Ended(error.anew()))

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from timelyml.errors import ConfigError, InvariantError, PeerError
+from timelyml.errors import ConfigError, InvariantError, PeerError, TimelyError
 from timelyml.exchange import Lane
 from timelyml.runtime.messages import ServiceMessage
 
@@ -68,8 +68,8 @@ class Service(Protocol):
     def lost(self, peer: int, error: PeerError) -> None:
         """Hear that nothing will come from a peer any more, or reach it."""
 
-    def close(self) -> None:
-        """Free everything; nothing is called afterwards."""
+    def close(self, error: TimelyError | None) -> None:
+        """Free everything; nothing is called afterwards. `error` says why, if told."""
 
 
 Send = Callable[[int, object, Lane], None]
@@ -182,12 +182,12 @@ class ServiceHost:
         for service in self:
             service.lost(peer, error)
 
-    def close(self) -> None:
+    def close(self, error: TimelyError | None = None) -> None:
         """Close all, the last first; closing twice changes nothing."""
         services = list(self)
         self._is_closed = True
         for service in reversed(services):
-            service.close()
+            service.close(error)
 
 
 def message_types(specs: Sequence[ServiceSpec]) -> list[type]:

@@ -1,0 +1,437 @@
+"""`ml.local`: calls on slices of worker processes, compared with plain JAX."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import checkify
+from jax.sharding import PartitionSpec as P
+
+from tests.ml.client import plain
+from timelyml.errors import (
+    ComputationError,
+    ConfigError,
+    DeadlineError,
+    HandleError,
+    SliceError,
+)
+from timelyml.ml.client import Client, Handle, local
+from timelyml.ml.client.local import LocalLink
+from timelyml.ml.functions import jit
+from timelyml.runtime.environment import worker_environment
+
+TIMEOUT_S = 60.0
+NUM_STEPS = 5
+
+
+@pytest.fixture(scope="module")
+def client():
+    with local(islands=2, devices_per_island=4) as client:
+        yield client
+
+
+@pytest.fixture
+def make_slice(client):
+    slices = []
+
+    def make(size=2, **options):
+        slices.append(client.slice({"data": size}, **options))
+        return slices[-1]
+
+    yield make
+    for each in slices:
+        each.close()
+
+
+def plain_jax(tmp_path, num_devices, num_steps):
+    path = tmp_path / "plain.npz"
+    environment = worker_environment(os.environ, num_devices=num_devices)
+    root = str(Path(__file__).parents[3])
+    environment["PYTHONPATH"] = root
+    command = [
+        sys.executable,
+        plain.__file__,
+        str(path),
+        str(num_devices),
+        str(num_steps),
+    ]
+    subprocess.run(command, env=environment, check=True, timeout=TIMEOUT_S)
+    return dict(np.load(path))
+
+
+def gated(path):
+    """A function whose computation takes until a file is there."""
+
+    def wait(x):
+        while not Path(path).exists():
+            threading.Event().wait(0.002)
+        return np.asarray(x)
+
+    def f(x):
+        return jax.pure_callback(wait, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    return f
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 4])
+def test_training_gives_the_bits_of_plain_jax(make_slice, tmp_path, num_devices):
+    slice_ = make_slice(num_devices)
+    whole, cut = slice_.sharding(P()), slice_.sharding(P("data"))
+    run = jit(plain.step, slice=slice_, in_shardings=(whole, cut), out_shardings=whole)
+    weights, batch = plain.inputs()
+
+    weights, batch = slice_.client.put(weights, whole), slice_.client.put(batch, cut)
+    losses = []
+    for _ in range(NUM_STEPS):
+        weights, loss = run(weights, batch)
+        losses.append(loss)
+    found = {"losses": np.stack(losses), **jax.device_get(weights)}
+
+    expected = plain_jax(tmp_path, num_devices, NUM_STEPS)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value)
+
+
+def test_128_chained_calls_with_a_collective_in_each(make_slice):
+    slice_ = make_slice(4)
+    f = jit(lambda x: x / x.sum(), slice=slice_, out_shardings=P("data"))
+    x = slice_.client.put(
+        np.arange(1.0, 9.0, dtype=np.float32), slice_.sharding(P("data"))
+    )
+    for _ in range(128):
+        x = f(x)
+    np.testing.assert_allclose(np.asarray(x).sum(), 1.0, rtol=1e-6)
+
+
+def test_calls_run_ahead_of_a_computation_that_takes_long(make_slice, tmp_path):
+    slice_ = make_slice(1)
+    path = tmp_path / "go"
+    slow = jit(gated(path), slice=slice_)
+    fast = jit(lambda x: x + 1, slice=slice_)
+
+    x = slow(np.float32(1.0))
+    for _ in range(100):
+        x = fast(x)
+    with pytest.raises(DeadlineError, match=r"float32\[\]"):
+        x.result(timeout_s=0.2)
+    assert not x.is_ready()
+    path.touch()
+
+    assert float(x) == 101.0
+
+
+def test_a_client_runs_ahead_by_a_bounded_number_of_calls(client, tmp_path):
+    cluster = client._link._cluster
+    bounded = Client(LocalLink(cluster, owns_cluster=False), max_unfinished_calls=4)
+    slice_ = bounded.slice({"data": 1})
+    path = tmp_path / "go"
+    slow, fast = jit(gated(path), slice=slice_), jit(lambda x: x + 1, slice=slice_)
+    x = slow(np.float32(0.0))
+    progress = [x]
+
+    def call_on():
+        for _ in range(10):
+            progress.append(fast(progress[-1]))
+
+    thread = threading.Thread(target=call_on)
+    thread.start()
+    thread.join(0.5)
+    assert thread.is_alive()
+    assert len(progress) == 4
+    path.touch()
+    thread.join(TIMEOUT_S)
+
+    assert float(progress[-1]) == 10.0
+    bounded.close()
+
+
+def raising(x):
+    def callback(x):
+        raise ValueError("no such luck")
+
+    return jax.pure_callback(callback, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
+def test_an_error_is_the_fate_of_what_depends_on_it_and_of_nothing_else(make_slice):
+    slice_, other = make_slice(1), make_slice(2)
+    fail = jit(raising, slice=slice_)
+    double = jit(lambda x: x * 2, slice=slice_)
+    elsewhere = jit(lambda x: x + 1, slice=other)
+    add = jit(lambda x, y: x + y, slice=slice_)
+
+    good = double(np.ones(4, np.float32))
+    bad = fail(np.ones(4, np.float32))
+    worse = add(double(bad), good)
+    far = elsewhere(bad)
+    better = double(good)
+
+    for each in (bad, worse, far):
+        with pytest.raises(
+            ComputationError, match=r"'raising' failed.*no such luck"
+        ) as e:
+            np.asarray(each)
+        assert "test_local.py" in e.value.where
+    with pytest.raises(ComputationError, match="no such luck"):
+        add(worse, good).block_until_ready()  # it is known by now
+    np.testing.assert_array_equal(better, np.full(4, 4.0))
+    np.testing.assert_array_equal(double(good), np.full(4, 4.0))
+
+
+def test_a_failed_check_is_an_error_with_its_line_and_its_values(make_slice):
+    slice_ = make_slice(2)
+
+    def positive(x):
+        checkify.check(jnp.all(x > 0), "too small: {least}", least=x.min())
+        return x + 1
+
+    f = jit(positive, slice=slice_)
+    np.testing.assert_array_equal(f(np.ones(2, np.float32)), [2.0, 2.0])
+    with pytest.raises(ComputationError, match=r"too small: -3\.0"):
+        f(np.array([1.0, -3.0], np.float32)).block_until_ready()
+
+
+def test_a_donated_handle_is_dead_at_once(make_slice):
+    slice_ = make_slice(2)
+    step = jit(lambda x: x + 1, slice=slice_, donate_argnums=0)
+    first = x = slice_.client.put(np.zeros(4, np.float32), slice_.sharding(P("data")))
+    for _ in range(50):
+        x = step(x)
+
+    assert first.is_deleted()
+    with pytest.raises(HandleError, match="donated to '<lambda>'"):
+        np.asarray(first)
+    with pytest.raises(HandleError, match="donated"):
+        step(first)
+    np.testing.assert_array_equal(x, np.full(4, 50.0))
+
+
+def test_results_that_are_donated_at_once_are_still_counted_and_right(make_slice):
+    slice_ = make_slice(2)
+    step = jit(lambda x, y: (x + 1, y + x), slice=slice_, donate_argnums=(0, 1))
+    zeros = np.zeros(4, np.float32), np.zeros(4, np.float32)
+    for _ in range(10):
+        x, y = slice_.client.put(zeros, slice_.sharding(P("data")))
+        for _ in range(60):
+            x, y = step(x, y)
+        np.testing.assert_array_equal(x, np.full(4, 60.0))
+        np.testing.assert_array_equal(y, np.full(4, 1770.0))
+
+
+def test_donating_what_others_still_use_copies_it(make_slice, tmp_path):
+    slice_, other = make_slice(2), make_slice(1)
+    path = tmp_path / "go"
+    step = jit(lambda x: x + 1, slice=slice_, donate_argnums=0)
+    slow = jit(gated(path), slice=slice_)
+    elsewhere = jit(lambda x: x * 10, slice=other)
+
+    x = slow(np.ones(4, np.float32))
+    far = elsewhere(x)  # is sent there once it is computed
+    stepped = step(x)
+    path.touch()
+
+    np.testing.assert_array_equal(far, np.full(4, 10.0))
+    np.testing.assert_array_equal(stepped, np.full(4, 2.0))
+
+
+def test_values_are_what_they_were_when_they_were_put(make_slice):
+    slice_ = make_slice(2)
+    array = np.arange(4096.0, dtype=np.float32)
+    x = slice_.client.put(array, slice_.sharding(P("data")))
+    y = jit(lambda x: x + 0, slice=slice_)(array)
+    array[:] = -1.0
+
+    np.testing.assert_array_equal(x, np.arange(4096.0))
+    np.testing.assert_array_equal(y, np.arange(4096.0))
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", "float8_e4m3fn", "int8", "bool"]
+)
+@pytest.mark.parametrize("shape", [(), (0, 4), (4, 8)])
+def test_values_of_every_kind_come_back(make_slice, dtype, shape):
+    slice_ = make_slice(2)
+    value = (np.arange(np.prod(shape)).reshape(shape) % 2).astype(jnp.dtype(dtype))
+    spec = P("data") if shape else P()
+    x = slice_.client.put(value, slice_.sharding(spec))
+    y = jit(lambda x: x, slice=slice_)(x)
+
+    for found in (np.asarray(x), np.asarray(y)):
+        assert found.dtype == value.dtype
+        np.testing.assert_array_equal(found, value)
+        assert not found.flags.writeable
+
+
+def test_typed_keys_come_and_go(make_slice):
+    slice_ = make_slice(2)
+    keys = jax.random.split(jax.random.key(3), 4)
+    x = slice_.client.put(keys, slice_.sharding(P("data")))
+    drawn = jit(jax.vmap(jax.random.normal), slice=slice_)(x)
+    folded = jit(lambda keys: jax.random.fold_in(keys[0], 1), slice=slice_)(x)
+
+    np.testing.assert_array_equal(drawn, jax.vmap(jax.random.normal)(keys))
+    same = jax.random.fold_in(keys[0], 1)
+    assert jnp.array_equal(
+        jax.random.key_data(folded.result()), jax.random.key_data(same)
+    )
+    assert jnp.array_equal(jax.random.key_data(x.result()), jax.random.key_data(keys))
+
+
+@pytest.mark.parametrize("source", ["island-0", "island-1"])
+@pytest.mark.parametrize(
+    ("before", "after"), [(P("data"), P(None, "data")), (P(), P("data"))]
+)
+def test_arguments_move_to_where_a_computation_wants_them(
+    client, make_slice, source, before, after
+):
+    here, there = make_slice(2, island=source), make_slice(4, island="island-0")
+    value = np.arange(32.0, dtype=np.float32).reshape(4, 8)
+    x = client.put(value, here.sharding(before))
+    f = jit(lambda x: x * 2, slice=there, in_shardings=after, out_shardings=after)
+    back = jit(lambda x: x + 1, slice=here, in_shardings=before, out_shardings=after)
+
+    y = f(x)
+    assert y.sharding.spec == after
+    np.testing.assert_array_equal(y, value * 2)
+    np.testing.assert_array_equal(back(y), value * 2 + 1)
+    np.testing.assert_array_equal(f(back(f(x))), value * 4 + 2)
+
+
+def test_a_handle_behaves_as_an_array(make_slice):
+    slice_ = make_slice(1)
+    put = slice_.client.put
+    x, three = put((np.arange(3, dtype=np.int32), np.int32(3)), slice_.sharding())
+
+    assert (x.shape, x.dtype, x.ndim, x.size, len(x)) == ((3,), np.int32, 1, 3, 3)
+    assert (int(three), float(three), bool(three), complex(three)) == (3, 3.0, True, 3)
+    assert list(range(10))[three] == 3
+    assert [int(each) for each in x] == [0, 1, 2]
+    assert x[1] == 1
+    np.testing.assert_array_equal(jax.device_get({"a": x})["a"], [0, 1, 2])
+    tree = jax.tree.map(lambda leaf: leaf.block_until_ready(), [x, three])
+    assert tree == [x, three]
+    assert asyncio.run(awaited(three)) == 3
+    assert "int32[3]" in repr(x)
+    np.testing.assert_array_equal(np.asarray(x, np.float64), [0.0, 1.0, 2.0])
+    np.testing.assert_array_equal(jnp.asarray(x) + 1, [1, 2, 3])
+
+
+async def awaited(handle):
+    return await handle
+
+
+def test_what_a_handle_cannot_do_it_says(make_slice):
+    slice_ = make_slice(1)
+    x = slice_.client.put(np.arange(3.0), slice_.sharding())
+    scalar = slice_.client.put(1.5, slice_.sharding())
+    for convert in (float, int, bool, complex):
+        with pytest.raises(TypeError, match="expected a single element"):
+            convert(x)
+    with pytest.raises(TypeError, match="cannot be an index"):
+        [1, 2][scalar]
+    with pytest.raises(TypeError, match="has no length"):
+        len(scalar)
+    with pytest.raises(TypeError, match="has no length"):
+        iter(scalar)
+    x.delete()
+    with pytest.raises(HandleError, match="deleted"):
+        np.asarray(x)
+
+
+def test_what_no_island_has_is_refused_with_what_there_is(client):
+    with pytest.raises(SliceError, match="island-1"):
+        client.slice({"data": 5})
+    with pytest.raises(SliceError):
+        client.slice({"data": 1}, kind="abacus")
+    with pytest.raises(SliceError):
+        client.slice({"data": 1}, island="atlantis")
+    for axes in ({}, {"data": 0}, {"data": "2"}):
+        with pytest.raises(ConfigError, match="impossible shape"):
+            client.slice(axes)
+
+
+def test_a_slice_waits_for_memory_that_another_one_reserves(client, make_slice):
+    all_of_it = 3 << 30
+    first = client.slice({"data": 4}, island="island-0", memory_bytes=all_of_it)
+    with pytest.raises(SliceError, match="in time"):
+        client.slice(
+            {"data": 4}, island="island-0", memory_bytes=all_of_it, timeout_s=0.1
+        )
+    found = []
+    thread = threading.Thread(
+        target=lambda: found.append(
+            make_slice(4, island="island-0", memory_bytes=all_of_it)
+        )
+    )
+    thread.start()
+    thread.join(0.2)
+    assert not found
+    first.close()
+    thread.join(TIMEOUT_S)
+
+    assert found[0].island == "island-0"
+
+
+def test_options_that_make_no_sense_are_refused_before_anything_starts():
+    with pytest.raises(ConfigError, match="'islands' cannot work; got 0"):
+        local(islands=0)
+    with pytest.raises(ConfigError, match="got 3 for 2 hosts"):
+        local(devices_per_island=3, hosts_per_island=2)
+
+
+def test_put_wants_a_sharding_of_its_own_slices(client, make_slice):
+    slice_ = make_slice(2)
+    with pytest.raises(ConfigError, match="put needs a sharding of a slice"):
+        client.put(np.ones(2), P("data"))
+    with pytest.raises(ConfigError, match="multiple of 2"):
+        client.put(np.ones(3), slice_.sharding(P("data")))
+    with pytest.raises(ConfigError, match="axes data"):
+        client.put(np.ones(3), slice_.sharding(P("model")))
+
+
+def test_another_client_has_its_own_handles_and_leaves_nothing_behind(client):
+    link = LocalLink(client._link._cluster, owns_cluster=False)
+    core = link._service._core
+    other = Client(link)
+    slice_ = other.slice({"data": 2})
+    f = jit(lambda x: x + 1, slice=slice_)
+    x = f(f(np.ones(2, np.float32)))
+    x.block_until_ready()
+    mine = client.slice({"data": 2})
+    with pytest.raises(HandleError, match="another client"):
+        jit(lambda x: x, slice=mine)(x)
+    mine.close()
+    number = other._number
+    assert core.buffers.of_client(number)
+    other.close()
+    with pytest.raises(Exception, match="closed"):
+        np.asarray(f(x))
+
+    assert not core.buffers.of_client(number)
+    assert slice_.name not in core.slices
+
+
+def test_dropped_handles_free_their_buffers(client, make_slice):
+    core = client._link._service._core
+    slice_ = make_slice(1)
+    f = jit(lambda x: x + 1, slice=slice_)
+    before = len(core.buffers)
+    x = np.float32(0)
+    for _ in range(600):
+        x = f(x)
+    assert float(x) == 600.0
+    assert isinstance(x, Handle)
+    del x
+    client._flush_released()
+    client.slice({"data": 1}).close()  # an answer that comes after all of that
+
+    assert len(core.buffers) <= before

@@ -1,0 +1,271 @@
+"""The controller's core: whatever the links do, calls end, and end rightly."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.ml.controller.world import World, failure, text_of
+from timelyml.errors import PeerError
+from timelyml.ml.controller import (
+    AskSlice,
+    Call,
+    Core,
+    DropSlice,
+    Failed,
+    Fetch,
+    Fetched,
+    Finished,
+    Refused,
+    SliceGiven,
+)
+from timelyml.ml.hosts import Orders, Present
+
+
+def fates(world, client=1):
+    """What became of each buffer: None, or the text of its error."""
+    found = {}
+    for message in world.heard[client]:
+        if isinstance(message, Finished):
+            found.update(dict.fromkeys(message.buffers))
+        elif isinstance(message, Failed):
+            found.update(dict.fromkeys(message.buffers, text_of(message.error)))
+    return found
+
+
+def num_over(world, client=1):
+    return sum(
+        message.num_calls
+        for message in world.heard[client]
+        if isinstance(message, Finished | Failed)
+    )
+
+
+def random_calls(world, num_calls):
+    """Call at random; return what may be said of each result, and what is held.
+
+    Of several arguments that failed, the error of any may be told.
+    """
+    rng = world.rng
+    slices = [
+        (world.slice(1, 4, "a"), 4),
+        (world.slice(1, 2, "a"), 2),
+        (world.slice(1, 2, "b"), 2),
+    ]
+    live = [world.put(slices[0][0]), world.put(slices[2][0], spec=())]
+    errors: dict[int, set[str]] = {buffer: set() for buffer in live}
+    expected = {}
+    for number in range(num_calls):
+        slice_, size = rng.choice(slices)
+        args = [rng.choice(live) for _ in range(rng.randint(1, 3))]
+        donated = (0,) if rng.random() < 0.3 else ()
+        spec = rng.choice([("x",), ()])
+        name = f"f{number}"
+        outs, identity = world.call(
+            name, slice_, args, num_outs=rng.randint(1, 2), size=size, spec=spec,
+            donated=donated,
+        )  # fmt: skip
+        found = set().union(*(errors[arg] for arg in args))
+        if rng.random() < 0.1:
+            world.failures[identity] = failure(name)
+            found = found or {f"{name} failed"}
+        for out in outs:
+            errors[out] = expected[out] = found
+        if donated:
+            live.remove(args[0])
+        live += outs
+        for _ in range(rng.randint(0, 6)):
+            world.act()
+        if rng.random() < 0.2 and len(live) > 2:
+            world.release([live.pop(rng.randrange(len(live)))])
+        if rng.random() < 0.2:
+            world.say(1, Fetch(rng.choice(live)))
+    return expected, live
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_calls_end_as_they_should_whatever_is_late(seed):
+    world = World(seed)
+    expected, live = random_calls(world, 40)
+    world.settle()
+
+    assert num_over(world) == 40
+    found = fates(world)
+    for out, fate in expected.items():
+        assert found[out] in (fate or {None}), out
+    shared = [host.launched for host in world.hosts.values()]
+    common = [outs for outs in shared[0] if outs in shared[1]]
+    assert common == [outs for outs in shared[1] if outs in shared[0]]
+
+    world.release(live)
+    world.settle()
+    assert len(world.core.buffers) == 0
+    assert len(world.core.calls) == 0
+    for host in world.hosts.values():
+        left = host.buffers, host.expected, host.prepares, host.exports, host.early
+        assert left == ({}, {}, {}, [], {})
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_island_that_dies_takes_only_what_depends_on_it(seed):
+    world = World(seed)
+    here, there = world.slice(1, 2, "a"), world.slice(1, 2, "b")
+    x, y = world.put(here), world.put(there)
+    (moved,), _ = world.call("move", there, [x])
+    (both,), _ = world.call("both", there, [moved, y])
+    (alone,), _ = world.call("alone", there, [y])
+    (gone,), _ = world.call("gone", here, [x, y])
+    for _ in range(world.rng.randint(0, 12)):
+        world.act()
+    before = fates(world)
+    world.lose(0, PeerError("worker 0 was killed"))
+    world.settle()
+
+    found = fates(world)
+    assert found[alone] is None
+    assert "is lost with island 'a'" in found[x]
+    assert found[gone] is not None
+    for out in (moved, both):
+        if before.get(out, "unknown") is not None:
+            assert found[out] is None or "lost with island 'a'" in found[out]
+    (after,), _ = world.call("after", there, [alone])
+    (never,), _ = world.call("never", here, [alone])
+    world.settle()
+    assert fates(world)[after] is None
+    assert "gone with its island 'a'" in fates(world)[never]
+    assert num_over(world) == 6
+    assert world.slice(1, 2).island == "b"
+    assert isinstance(world.slice(1, 4, "a"), Refused)
+
+
+def test_a_call_costs_one_message_for_each_host():
+    world = World(islands={"a": [0, 1, 2, 3]})
+    slice_ = world.slice(1, 8)
+    x = world.put(slice_)
+    world.call("f", slice_, [x], size=8)
+    world.settle()
+    sent = []
+    world.send = lambda sender, receiver, body, lane: sent.append((receiver, body))
+    message = Call(
+        next(iter(world.computations)), slice_.slice, (x,), (world.buffer(),)
+    )
+
+    world.core.handle(1, message, 0.0)
+    world.core.handle(
+        1, Call(message.computation, slice_.slice, (x,), (world.buffer(),)), 0.0
+    )
+    world.flush()
+
+    assert sorted(receiver for receiver, _ in sent) == [0, 1, 2, 3]
+    for _, orders in sent:
+        assert isinstance(orders, Orders)
+        assert len(orders.prepares) == len(orders.tickets) == 2
+
+
+def test_what_a_client_asks_for_after_an_error_is_answered_at_once():
+    world = World()
+    slice_ = world.slice()
+    x = world.put(slice_)
+    (bad,), identity = world.call("f", slice_, [x])
+    world.failures[identity] = failure("f")
+    world.settle()
+    world.say(1, Fetch(bad))
+    (worse,), _ = world.call("g", slice_, [bad])
+
+    fetched = [each for each in world.heard[1] if isinstance(each, Fetched)]
+    assert [text_of(each.error) for each in fetched] == ["f failed"]
+    assert fates(world)[worse] == "f failed"
+    assert all(
+        host.launched == [(bad,)] for host in world.hosts.values() if host.launched
+    )
+
+
+def test_unknown_buffers_slices_and_computations_fail_only_the_call():
+    world = World(num_clients=2)
+    slice_, other = world.slice(1), world.slice(2)
+    x, theirs = world.put(slice_), world.put(other, client=2)
+    (good,), identity = world.call("f", slice_, [x])
+    results = [world.buffer() for _ in range(4)]
+    world.say(1, Call(identity, slice_.slice, (12345,), (results[0],)))
+    world.say(1, Call(identity, "slice-99", (x,), (results[1],)))
+    world.say(1, Call("nothing", slice_.slice, (x,), (results[2],)))
+    world.say(1, Call(identity, slice_.slice, (theirs,), (results[3],)))
+    world.say(1, Fetch(theirs))
+    world.settle()
+
+    found = fates(world)
+    assert found[good] is None
+    assert "an argument is not there" in found[results[0]]
+    assert "'slice-99' is not there" in found[results[1]]
+    assert "is not registered" in found[results[2]]
+    assert "an argument is not there" in found[results[3]]
+    fetched = [each for each in world.heard[1] if isinstance(each, Fetched)]
+    assert "a buffer is not there" in text_of(fetched[0].error)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_client_that_leaves_takes_all_that_is_its_own(seed):
+    world = World(seed, num_clients=2)
+    mine, theirs = world.slice(1, 4, "a"), world.slice(2, 2, "a")
+    x, y = world.put(mine), world.put(theirs, client=2)
+    for number in range(60):
+        (x,), _ = world.call(f"f{number % 3}", mine, [x], size=4)
+        (y,), _ = world.call("g", theirs, [y], client=2)
+        if number % 10 == 0:
+            world.say(1, Fetch(x))
+        if world.rng.random() < 0.5:
+            world.act()
+    world.core.leave(1)
+    world.flush()
+    world.settle()
+
+    assert world.core.buffers.of_client(1) == []
+    assert world.core.slices == [theirs.slice]
+    assert set(fates(world, 2).values()) == {None}
+    assert len(fates(world, 2)) == 60
+    for host in world.hosts.values():
+        assert not host.prepares
+        assert not host.promised
+        assert mine.slice not in host.slices
+        assert all(buffer >> 40 == 2 for buffer in host.buffers)
+    (last,), _ = world.call("g", theirs, [y], client=2)
+    world.settle()
+    assert fates(world, 2)[last] is None
+
+
+def test_a_slice_is_taken_apart_once_nothing_is_left_on_it():
+    world = World()
+    slice_ = world.slice(1, 2, "b")
+    x = world.put(slice_)
+    (y,), _ = world.call("f", slice_, [x])
+    world.say(1, DropSlice(slice_.slice))
+    world.settle()
+    assert world.core.slices == [slice_.slice]
+
+    world.release([x, y])
+    world.settle()
+    assert world.core.slices == []
+    assert world.hosts[2].slices == {}
+
+
+def test_requests_wait_until_all_hosts_have_said_what_they_have():
+    core = Core({"a": [0], "b": [1]})
+    core.join(1)
+    core.handle(1, AskSlice(1, ("x",), (2,), None, "b"), 0.0)
+    core.heard(0, Present("cpu", "cpu", 2), 0.0)
+    assert core.flush() == []
+    core.heard(1, Present("cpu", "cpu", 2), 0.0)
+    (*_, given) = core.flush()
+    assert given.body.island == "b"
+
+
+def test_a_request_that_waits_too_long_is_refused():
+    world = World(islands={"a": [0]})
+    world.say(1, AskSlice(1, ("x",), (2,), None, None, 3 << 30))
+    world.say(1, AskSlice(2, ("x",), (2,), None, None, 3 << 30, 5.0))
+    assert isinstance(world.heard[1][-1], SliceGiven)
+    assert world.core.next_deadline() == 5.0
+    world.core.tick(5.0)
+    world.flush()
+
+    assert isinstance(world.heard[1][-1], Refused)
+    assert world.core.next_deadline() is None

@@ -1,0 +1,291 @@
+"""A core with hosts that only pretend to compute, and links that a seed delays.
+
+A host keeps its word as real ones do: it launches in the order of its gate, once all
+inputs of a gang are there or promised, and reports later. Values are numbers.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from timelyml.errors import ComputationError
+from timelyml.exchange import CONTROLLER, Lane
+from timelyml.ml.controller import AskSlice, Call, Core, Put, Register, Release
+from timelyml.ml.controller.records import ToHost
+from timelyml.ml.functions import ArrayType, Computation, LogicalMesh, Settings
+from timelyml.ml.hosts import (
+    Done,
+    Load,
+    Orders,
+    Piece,
+    Pieces,
+    Present,
+    Reports,
+    SliceMade,
+)
+from timelyml.ml.hosts.boxes import size_of
+from timelyml.ml.scheduling import LaunchGate
+from timelyml.runtime.failure import pack_error, unpack_error
+
+FLOAT = ArrayType((4,), "float32", 4)
+
+
+def computation(name, num_args, num_outs, mesh, *, spec=("x",), donated=()):
+    return Computation(
+        name=name,
+        identity=f"{name} {num_args} {spec} {donated} {mesh}",
+        mesh=mesh,
+        settings=Settings(),
+        platform="cpu",
+        stablehlo=b"",
+        calling_convention=0,
+        in_types=(FLOAT,) * num_args,
+        in_specs=(spec,) * num_args,
+        out_types=(FLOAT,) * num_outs,
+        out_specs=(spec,) * num_outs,
+        donated=donated,
+    )
+
+
+@dataclass
+class FakeHost:
+    """One host; `launched` is what it launched, in order, by the call's first result."""
+
+    index: int
+    world: World
+    launched: list = field(default_factory=list)
+    buffers: dict = field(default_factory=dict)  # number -> error or None
+    promised: set = field(default_factory=set)
+    expected: dict = field(default_factory=dict)  # number -> elements left, error
+    early: dict = field(default_factory=dict)
+    prepares: dict = field(default_factory=dict)
+    exports: list = field(default_factory=list)
+    running: deque = field(default_factory=deque)
+    slices: dict = field(default_factory=dict)
+    dropped: set = field(default_factory=set)
+
+    def __post_init__(self):
+        self.gate = LaunchGate(str(self.index), generation=0)
+
+    def take(self, body):
+        match body:
+            case SliceMade():
+                self.slices[body.name] = body
+            case Load():
+                assert body.slice in self.slices
+            case Pieces():
+                self.add(body)
+            case Orders():
+                self.take_orders(body)
+        self.advance()
+
+    def take_orders(self, orders):
+        for expect in orders.expects:
+            held = self.world.core._slices[expect.slice].held(
+                expect.spec, expect.type.shape
+            )
+            boxes = {box for host, box in held if host == self.index}
+            self.expected[expect.buffer] = [sum(map(size_of, boxes)), None]
+            for pieces in self.early.pop(expect.buffer, []):
+                self.add(pieces)
+        for prepare in orders.prepares:
+            assert prepare.slice in self.slices
+            self.prepares[prepare.key] = prepare
+            self.promised.update(prepare.outs)
+        self.exports += orders.exports
+        self.launch(self.gate.admit(orders.tickets))
+        for key in orders.forgets:
+            self.promised -= set(self.prepares.pop(key).outs)
+            self.gate.forget(key)
+        for buffer in orders.releases:
+            assert (
+                buffer in self.buffers
+                or buffer in self.expected
+                or (buffer not in self.promised)
+            )
+            if buffer in self.expected:
+                self.dropped.add(buffer)
+            self.buffers.pop(buffer, None)
+            self.exports = [e for e in self.exports if e.buffer != buffer]
+        for name in orders.dropped:
+            del self.slices[name]
+
+    def add(self, pieces):
+        if pieces.target not in self.expected:
+            self.early.setdefault(pieces.target, []).append(pieces)
+            return
+        entry = self.expected[pieces.target]
+        entry[1] = entry[1] or pieces.error
+        entry[0] -= sum(piece.array.size for piece in pieces.pieces)
+        if entry[0] <= 0:
+            del self.expected[pieces.target]
+            if pieces.target in self.dropped:
+                self.dropped.discard(pieces.target)
+            else:
+                self.buffers[pieces.target] = entry[1]
+
+    def advance(self):
+        for key, prepare in list(self.prepares.items()):
+            at_hand = all(a in self.buffers or a in self.promised for a in prepare.args)
+            if at_hand:
+                self.launch(self.gate.prepare(key))
+        for export in list(self.exports):
+            if export.buffer in self.buffers and not self.is_running(export.buffer):
+                self.exports.remove(export)
+                pieces = tuple(
+                    Piece(tuple(a for a, _ in box), np.zeros([b - a for a, b in box]))
+                    for box in export.boxes
+                )
+                error = self.buffers[export.buffer]
+                self.world.send(
+                    self.index,
+                    export.peer,
+                    Pieces(export.target, pieces, error),
+                    Lane.BULK,
+                )
+
+    def is_running(self, buffer):
+        return any(buffer in prepare.outs for _, prepare, _ in self.running)
+
+    def launch(self, tickets):
+        for ticket in tickets:
+            prepare = self.prepares.pop(ticket.key)
+            self.launched.append(prepare.outs)
+            errors = [self.buffers[arg] for arg in prepare.args]
+            error = next((each for each in errors if each), None)
+            donated = self.world.donated(prepare)
+            for position in donated - set(prepare.copied):
+                arg = prepare.args[position]
+                assert not any(e.buffer == arg for e in self.exports), "taken too soon"
+            for out in prepare.outs:
+                self.promised.discard(out)
+                self.buffers[out] = error
+            self.running.append((ticket.sequence, prepare, error))
+
+    def finish(self):
+        sequence, prepare, error = self.running.popleft()
+        error = error or self.world.failures.get(prepare.computation)
+        for out in prepare.outs:
+            if out in self.buffers:
+                self.buffers[out] = error
+        self.launch(self.gate.finish(sequence))
+        done = Done(sequence, 1000, error, ())
+        self.world.send(self.index, CONTROLLER, Reports((done,)), Lane.CONTROL)
+        self.advance()
+
+
+class World:
+    """Islands of hosts with two devices each, and clients that hear of everything."""
+
+    def __init__(self, seed=0, islands=None, num_clients=1):
+        self.rng = random.Random(seed)
+        self.islands = islands or {"a": [0, 1], "b": [2]}
+        self.core = Core(self.islands)
+        self.hosts = {
+            host: FakeHost(host, self)
+            for hosts in self.islands.values()
+            for host in hosts
+        }
+        self.links = {}
+        self.dead = set()
+        self.failures = {}
+        self.heard = {client: [] for client in range(1, num_clients + 1)}
+        self.computations = {}
+        for client in self.heard:
+            self.core.join(client)
+        for host in self.hosts:
+            self.core.heard(host, Present("cpu", "cpu", 2), 0.0)
+        self.next_buffer = 0
+        self.settle()
+
+    def donated(self, prepare):
+        return set(self.computations[prepare.computation].donated)
+
+    def send(self, sender, receiver, body, lane):
+        self.links.setdefault((sender, receiver, lane), deque()).append(body)
+
+    def say(self, client, message):
+        self.core.handle(client, message, 0.0)
+        self.flush()
+
+    def flush(self):
+        for effect in self.core.flush():
+            if isinstance(effect, ToHost):
+                assert effect.host not in self.dead
+                self.send(CONTROLLER, effect.host, effect.body, effect.lane)
+            else:
+                self.heard[effect.client].append(effect.body)
+
+    def act(self):
+        """Deliver a message or finish a launch; False if nothing can be done."""
+        links = [key for key, queue in self.links.items() if queue]
+        running = [
+            h for h in self.hosts.values() if h.running and h.index not in self.dead
+        ]
+        if not links and not running:
+            return False
+        if links and (not running or self.rng.random() < 0.6):
+            key = self.rng.choice(links)
+            body = self.links[key].popleft()
+            sender, receiver, _ = key
+            if receiver in self.dead or sender in self.dead:
+                return True
+            if receiver == CONTROLLER:
+                self.core.heard(sender, body, 0.0)
+                self.flush()
+            else:
+                self.hosts[receiver].take(body)
+        else:
+            self.rng.choice(running).finish()
+        return True
+
+    def settle(self):
+        self.flush()
+        while self.act():
+            pass
+
+    def lose(self, host, error):
+        self.dead.update(self.islands[self.core._hosts[host]])
+        self.core.lose(host, error, 0.0)
+        self.flush()
+
+    def slice(self, client=1, size=2, island=None):
+        request = len(self.heard[client]) + 1000
+        self.say(client, AskSlice(request, ("x",), (size,), None, island))
+        return self.heard[client][-1]
+
+    def buffer(self, client=1):
+        self.next_buffer += 1
+        return (client << 40) + self.next_buffer
+
+    def put(self, slice_, client=1, spec=("x",)):
+        buffer = self.buffer(client)
+        array = np.zeros(4, np.float32)
+        self.say(client, Put(buffer, slice_.slice, FLOAT, spec, array))
+        return buffer
+
+    def call(self, name, slice_, args, *, client=1, num_outs=1, size=2, **options):
+        made = computation(
+            name, len(args), num_outs, LogicalMesh(("x",), (size,)), **options
+        )
+        self.computations[made.identity] = made
+        self.say(client, Register(made.identity, slice_.slice, pickle.dumps(made)))
+        outs = tuple(self.buffer(client) for _ in range(num_outs))
+        self.say(client, Call(made.identity, slice_.slice, tuple(args), outs))
+        return outs, made.identity
+
+    def release(self, buffers, client=1):
+        self.say(client, Release(tuple(buffers)))
+
+
+def failure(name):
+    return pack_error(ComputationError(f"{name} failed"))
+
+
+def text_of(packed):
+    return str(unpack_error(packed))

@@ -1,0 +1,224 @@
+"""Handles: values on a slice, which may still be being computed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator, Iterator
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from timelyml.errors import HandleError, TimelyError
+from timelyml.ml.client.slices import Slice, SliceSharding
+from timelyml.ml.functions import ArrayType, Runner, Spec, partition_spec
+from timelyml.ml.functions.types import dtype_named
+
+
+class HandleOwner(Runner, Protocol):
+    """Whoever a handle belongs to, as far as the handle needs it: a client."""
+
+    def wait_ready(self, handle: Handle, timeout_s: float | None) -> None:
+        """Wait until the value is computed, or raise why it never will be."""
+
+    def value_of(self, handle: Handle, timeout_s: float | None) -> Any:
+        """Wait for the elements, of keys their words, or raise why there are none."""
+
+    def release(self, buffer: int) -> None:
+        """Let go of a value; from any thread, and at any time."""
+
+
+class Handle:
+    """A value on a slice, as a leaf of what compiled functions take and return.
+
+    It behaves as an array that may come later: whatever needs the elements waits for
+    them and gets them from the slice; what needs shape, type or sharding does not wait.
+    If the computation failed, the elements raise its error.
+
+    Attributes:
+        buffer: Its number.
+        slice: Where it lies.
+        type: Its shape and element type.
+        spec: How it is sharded over the mesh of its slice.
+    """
+
+    __slots__ = (
+        "__weakref__", "_client", "_error", "_fate", "_is_ready", "_value", "buffer",
+        "slice", "spec", "type",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        client: HandleOwner,
+        buffer: int,
+        slice_: Slice,
+        array_type: ArrayType,
+        spec: Spec,
+    ) -> None:
+        self._client = client
+        self.buffer = buffer
+        self.slice = slice_
+        self.type = array_type
+        self.spec = spec
+        self._value: Any = None
+        self._error: TimelyError | None = None
+        self._is_ready = False
+        self._fate = ""  # why it must not be used any more
+
+    def __del__(self) -> None:
+        # The right moment to free memory on the workers, and no right to anything.
+        if not self._fate:
+            self._client.release(self.buffer)
+
+    @property
+    def client(self) -> HandleOwner:
+        """Whose it is."""
+        return self._client
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return self.type.shape
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.type.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.type.shape, dtype=np.int64))
+
+    @property
+    def dtype(self) -> Any:
+        """The type of its elements."""
+        return dtype_named(self.type.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements, each counted once."""
+        return self.type.size_bytes
+
+    @property
+    def sharding(self) -> SliceSharding:
+        """How it lies on its slice."""
+        return SliceSharding(self.slice, partition_spec(self.spec))
+
+    def is_deleted(self) -> bool:
+        """Whether its value was given away."""
+        return bool(self._fate)
+
+    def is_ready(self) -> bool:
+        """Whether its value is there, or will never be; does not wait."""
+        return self._is_ready or self._error is not None
+
+    def delete(self) -> None:
+        """Give the memory back now; the handle cannot be used any more."""
+        self.give_away("deleted")
+        self._client.release(self.buffer)
+
+    def give_away(self, fate: str) -> None:
+        """Make it unusable, because of its `fate`.
+
+        Raises:
+            HandleError: It was given away before.
+        """
+        self.check()
+        self._fate = fate
+        self._value = None
+
+    def check(self) -> None:
+        """Raise unless it may be used.
+
+        Raises:
+            HandleError: Its value was given away.
+        """
+        if self._fate:
+            raise HandleError(
+                f"a handle of {self.type} on slice {self.slice.name!r} has no value any "
+                f"more; got it {self._fate}; expected it to be used before; use what "
+                f"the call returned, or do not donate it",
+                buffer=self.buffer,
+            )
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """Return the elements: a read-only numpy array; of typed keys, an array of JAX.
+
+        Raises:
+            TimelyError: What its computation, or one before it, failed with.
+            DeadlineError: They did not come in time.
+        """
+        words = self._client.value_of(self, timeout_s)
+        impl = self.type.key_impl
+        return words if impl is None else jax.random.wrap_key_data(words, impl=impl)
+
+    def block_until_ready(self) -> Handle:
+        """Wait until it is computed, or raise what that failed with."""
+        self._client.wait_ready(self, None)
+        return self
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Wait for the elements without blocking the event loop."""
+        return asyncio.to_thread(self.result).__await__()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        value = self._client.value_of(self, None)
+        if dtype is not None and value.dtype != dtype:
+            if copy is False:
+                raise ValueError(f"cannot return {self.type} as {dtype} without a copy")
+            return value.astype(dtype)
+        return value.copy() if copy else value
+
+    def __repr__(self) -> str:
+        state = self._fate or ("ready" if self._is_ready else "pending")
+        state = "failed" if self._error is not None else state
+        return (
+            f"Handle({self.type}, {self.slice.name!r}, {self.sharding.spec}, {state})"
+        )
+
+    def __float__(self) -> float:
+        return float(self._scalar("float"))
+
+    def __int__(self) -> int:
+        return int(self._scalar("int"))
+
+    def __complex__(self) -> complex:
+        return complex(self._scalar("complex"))
+
+    def __bool__(self) -> bool:
+        return bool(self._scalar("bool"))
+
+    def __index__(self) -> int:
+        if self.type.shape or not np.issubdtype(self.dtype, np.integer):
+            raise TypeError(
+                f"{self.type} cannot be an index; expected an integer without dimensions"
+            )
+        return int(self._scalar("int"))
+
+    def __len__(self) -> int:
+        if not self.type.shape:
+            raise TypeError(
+                f"{self.type} has no length; expected one dimension or more"
+            )
+        return self.type.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        len(self)  # raises for what has no rows
+        return iter(self.result())
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.result()[index]
+
+    def __eq__(self, other: object) -> Any:
+        return self is other
+
+    __hash__ = object.__hash__
+
+    def _scalar(self, kind: str) -> Any:
+        if self.size != 1:
+            raise TypeError(
+                f"{self.type} cannot become a {kind}; expected a single element; fetch "
+                f"all with numpy.asarray"
+            )
+        return np.asarray(self._client.value_of(self, None)).reshape(())

@@ -1,0 +1,63 @@
+"""Virtual slices as a client sees them: a shape and a name, no devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from jax.sharding import AbstractMesh, PartitionSpec
+
+from timelyml.ml.functions import Runner, partition_spec
+
+
+class SliceOwner(Runner, Protocol):
+    """Whoever a slice belongs to: a client."""
+
+    def give_back(self, slice_: Slice) -> None:
+        """Give a slice back."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slice:
+    """Devices of one island in the shape of a mesh; where they are may change.
+
+    Attributes:
+        name: Unique among the slices of all clients.
+        mesh: Its axes, without devices.
+        platform: What JAX calls its devices: "cpu", "cuda" or "tpu".
+        island: Name of the island that it is on.
+        devices: Host and position on the host of each device, in row-major order.
+    """
+
+    name: str
+    mesh: AbstractMesh
+    platform: str
+    island: str
+    devices: tuple[tuple[int, int], ...]
+    client: SliceOwner = field(repr=False)
+
+    def sharding(self, spec: PartitionSpec | None = None) -> SliceSharding:
+        """Return a sharding over this slice; without a spec, a copy on each device."""
+        return SliceSharding(self, spec or partition_spec(()))
+
+    def close(self) -> None:
+        """Give the devices back, once nothing is left on them."""
+        self.client.give_back(self)
+
+
+@dataclass(frozen=True, slots=True)
+class SliceSharding:
+    """How an array lies on a slice.
+
+    >>> SliceSharding(None, PartitionSpec("data")).spec
+    PartitionSpec('data',)
+    """
+
+    slice: Any
+    spec: PartitionSpec
+
+    @property
+    def mesh(self) -> AbstractMesh:
+        """The mesh of the slice."""
+        mesh: AbstractMesh = self.slice.mesh
+        return mesh

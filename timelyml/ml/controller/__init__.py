@@ -1,0 +1,35 @@
+"""What stands beside the runtime's controller: who has which devices, buffers and turns."""
+
+from timelyml.ml.controller.core import Core
+from timelyml.ml.controller.messages import (
+    AskSlice,
+    Call,
+    Closed,
+    DropSlice,
+    Failed,
+    Fetch,
+    Fetched,
+    Finished,
+    Put,
+    Refused,
+    Register,
+    Release,
+    SliceGiven,
+)
+
+__all__ = [
+    "AskSlice",
+    "Call",
+    "Closed",
+    "Core",
+    "DropSlice",
+    "Failed",
+    "Fetch",
+    "Fetched",
+    "Finished",
+    "Put",
+    "Refused",
+    "Register",
+    "Release",
+    "SliceGiven",
+]

@@ -1,0 +1,118 @@
+"""The half of the service beside the controller: it carries messages to and from the core."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from timelyml.errors import PeerError, RunStoppedError, TimelyError
+from timelyml.ml.controller.core import Core
+from timelyml.ml.controller.messages import Closed
+from timelyml.ml.controller.records import ToHost
+from timelyml.runtime.failure import pack_error
+from timelyml.runtime.service import ServiceSite
+
+MAX_MESSAGES_PER_STEP = 256
+
+Receive: TypeAlias = Callable[[Any], None]
+
+
+class ControllerService:
+    """Serves the clients of this process, and steps the core.
+
+    `connect`, `submit` and `disconnect` may be called from any thread.
+    """
+
+    def __init__(self, site: ServiceSite) -> None:
+        self._site = site
+        self._core = Core(site.options["islands"])
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._clients: dict[int, Receive] = {}
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._error: TimelyError | None = None
+
+    def connect(self, receive: Receive) -> int:
+        """Admit a client and return its number.
+
+        Args:
+            receive: Called with what it is told, in the controller's thread; quick.
+        """
+        client = next(self._numbers)
+        self._clients[client] = receive
+        self._post(lambda: self._core.join(client))
+        return client
+
+    def submit(self, client: int, message: Any) -> None:
+        """Take a message of a client."""
+        self._post(lambda: self._core.handle(client, message, self._site.clock()))
+
+    def disconnect(self, client: int) -> None:
+        """Forget a client, with all that is its own; it hears of its end."""
+
+        def leave() -> None:
+            self._core.leave(client)
+            receive = self._clients.pop(client, None)
+            if receive is not None:
+                receive(Closed(pack_error(RunStoppedError("the client was closed"))))
+
+        with contextlib.suppress(TimelyError):  # all have left
+            self._post(leave)
+
+    def joined(self) -> None:
+        """Nothing: hosts tell what they have."""
+
+    def handle(self, peer: int, body: Any) -> None:
+        """Take a message of a host."""
+        self._core.heard(peer, body, self._site.clock())
+
+    def step(self) -> bool:
+        """Take what clients say, and send what follows."""
+        count = min(len(self._inbox), MAX_MESSAGES_PER_STEP)
+        for _ in range(count):
+            self._inbox.popleft()()
+        deadline = self._core.next_deadline()
+        if deadline is not None and self._site.clock() >= deadline:
+            self._core.tick(self._site.clock())
+        effects = self._core.flush()
+        for effect in effects:
+            if isinstance(effect, ToHost):
+                self._site.send(effect.host, effect.body, effect.lane)
+            else:
+                receive = self._clients.get(effect.client)
+                if receive is not None:
+                    receive(effect.body)
+        return bool(count or effects)
+
+    def has_work(self) -> bool:
+        """Whether a client said something."""
+        return bool(self._inbox)
+
+    def next_deadline(self) -> float | None:
+        """Return when somebody has waited long enough."""
+        return self._core.next_deadline()
+
+    def lost(self, peer: int, error: PeerError) -> None:
+        """Give up the island of a host."""
+        self._core.lose(peer, error, self._site.clock())
+
+    def close(self, error: TimelyError | None) -> None:
+        """Tell every client that nothing more comes."""
+        error = error or RunStoppedError("the cluster is closed")
+        with self._lock:
+            self._error = error
+            inbox, self._inbox = self._inbox, deque()
+        del inbox
+        for receive in list(self._clients.values()):
+            receive(Closed(pack_error(error)))
+
+    def _post(self, action: Callable[[], None]) -> None:
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            self._inbox.append(action)
+        self._site.wake()

@@ -1,0 +1,175 @@
+"""The buffers of a host: what is on its devices, what is promised, what is on its way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from timelyml.ml.functions import ArrayType
+from timelyml.ml.functions.types import dtype_named
+from timelyml.ml.hosts.boxes import Box, size_of
+from timelyml.ml.hosts.messages import Expect, Piece, Pieces
+from timelyml.ml.hosts.slices import HostSlice
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """An array on devices, perhaps still being computed.
+
+    Attributes:
+        slice: The name of the slice that it lies on.
+        array: None if its computation could not even start.
+        error: Pickled, why its elements mean nothing.
+    """
+
+    slice: str
+    array: jax.Array | None
+    error: bytes | None = None
+
+
+@dataclass(slots=True)
+class _Assembly:
+    """A buffer of which not all pieces are there."""
+
+    expect: Expect
+    slice: HostSlice
+    num_left: int
+    parts: dict[Box, Any]
+    error: bytes | None = None
+    is_dropped: bool = False
+
+
+@dataclass(slots=True)
+class BufferStore:
+    """Buffers by number; owned by the thread that launches.
+
+    Others may look which there are.
+
+    A buffer is there, or promised by a launch that comes before whatever uses it, or
+    expected in pieces.
+    """
+
+    _buffers: dict[int, Buffer] = field(default_factory=dict)
+    _promised: set[int] = field(default_factory=set)
+    _expected: dict[int, _Assembly] = field(default_factory=dict)
+    _early: dict[int, list[Pieces]] = field(default_factory=dict)
+    giving: threading.Lock = field(default_factory=threading.Lock)
+    """Held while a launch takes the memory of arguments, and to read what it may take."""
+
+    def __contains__(self, buffer: object) -> bool:
+        return buffer in self._buffers
+
+    def __len__(self) -> int:
+        return len(self._buffers) + len(self._expected)
+
+    def get(self, buffer: int) -> Buffer | None:
+        """Return a buffer that is there."""
+        return self._buffers.get(buffer)
+
+    def put(self, buffer: int, made: Buffer) -> None:
+        """Keep what a launch made."""
+        self._promised.discard(buffer)
+        self._buffers[buffer] = made
+
+    def promise(self, buffers: Iterable[int]) -> None:
+        """Note results of a launch to come."""
+        self._promised.update(buffers)
+
+    def is_at_hand(self, buffer: int) -> bool:
+        """Whether it will be there when a launch that uses it has its turn."""
+        return buffer in self._buffers or buffer in self._promised
+
+    def expect(self, expect: Expect, slice_: HostSlice) -> bool:
+        """Note a buffer that comes in pieces; True if all of them came before."""
+        shape = expect.type.shape
+        boxes = set(slice_.own_boxes(expect.spec, shape))
+        num_left = sum(map(size_of, boxes))
+        assembly = _Assembly(expect, slice_, num_left, dict.fromkeys(boxes))
+        self._expected[expect.buffer] = assembly
+        for pieces in self._early.pop(expect.buffer, []):
+            _fill(assembly, pieces)
+        return self._complete(expect.buffer)
+
+    def add(self, pieces: Pieces) -> bool:
+        """Take pieces; True if the buffer is there now."""
+        assembly = self._expected.get(pieces.target)
+        if assembly is None:  # the order to expect it takes another way
+            self._early.setdefault(pieces.target, []).append(pieces)
+            return False
+        _fill(assembly, pieces)
+        return self._complete(pieces.target)
+
+    def release(self, buffers: Iterable[int]) -> None:
+        """Forget buffers; the pieces of one that is still to come are dropped."""
+        for buffer in buffers:
+            self._buffers.pop(buffer, None)
+            self._promised.discard(buffer)
+            assembly = self._expected.get(buffer)
+            if assembly is not None:
+                assembly.is_dropped = True
+
+    def _complete(self, buffer: int) -> bool:
+        assembly = self._expected[buffer]
+        if assembly.num_left > 0:
+            return False
+        del self._expected[buffer]
+        if assembly.is_dropped:
+            return False
+        expect = assembly.expect
+        parts = {
+            box: _empty(expect.type, box) if part is None else part
+            for box, part in assembly.parts.items()
+        }
+        array = assembly.slice.make_array(expect.type, expect.spec, parts)
+        self._buffers[buffer] = Buffer(assembly.slice.name, array, assembly.error)
+        return True
+
+
+def _fill(assembly: _Assembly, pieces: Pieces) -> None:
+    assembly.error = assembly.error or pieces.error
+    array_type = assembly.expect.type
+    num_dims = len(array_type.shape)
+    for piece in pieces.pieces:
+        lengths = piece.array.shape[:num_dims]
+        box = _box(piece.starts, lengths)
+        if box in assembly.parts:
+            assembly.parts[box] = piece.array
+        else:
+            _copy_into(assembly, piece, box)
+        assembly.num_left -= size_of(box)
+
+
+def _copy_into(assembly: _Assembly, piece: Piece, box: Box) -> None:
+    for outer, part in assembly.parts.items():
+        is_inside = all(
+            a <= c and d <= b for (a, b), (c, d) in zip(outer, box, strict=True)
+        )
+        if is_inside:
+            if part is None:
+                part = _empty(assembly.expect.type, outer)  # noqa: PLW2901 - made here
+                assembly.parts[outer] = part
+            part[
+                tuple(
+                    slice(c - a, d - a)
+                    for (a, _), (c, d) in zip(outer, box, strict=True)
+                )
+            ] = piece.array
+            return
+
+
+def _empty(array_type: ArrayType, box: Box) -> np.ndarray[Any, Any]:
+    physical = array_type.physical
+    words = physical.shape[len(array_type.shape) :]
+    lengths = tuple(stop - start for start, stop in box)
+    return np.empty((*lengths, *words), dtype_named(physical.dtype))
+
+
+def _box(starts: Sequence[int], lengths: Sequence[int]) -> Box:
+    return tuple(
+        (start, start + length) for start, length in zip(starts, lengths, strict=True)
+    )

@@ -1,0 +1,250 @@
+"""The executor: the only one that launches computations on the devices of its host.
+
+One thread owns it and launches everything, in the order of the island; its gate sees to
+that. Compiling happens in a thread of its own, and waiting in others; both come back
+through `advance`. A launch takes futures: nothing here waits for a device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeAlias
+
+import jax
+
+from timelyml.errors import BufferLostError, TimelyError
+from timelyml.ml.functions import Computation, Executable, Executables
+from timelyml.ml.hosts.buffers import Buffer, BufferStore
+from timelyml.ml.hosts.messages import Done, Expect, Export, Orders, Pieces, Prepare
+from timelyml.ml.hosts.slices import HostSlice
+from timelyml.ml.hosts.waiting import Launched, Said, Waiter, pack_failure
+from timelyml.ml.scheduling import GangKey, LaunchGate, Ticket
+from timelyml.runtime.failure import pack_error
+
+_Code: TypeAlias = tuple[str, str]
+"""Identity of a computation, and the slice that it is compiled for."""
+
+
+class Executor:
+    """Launches the gangs of one host.
+
+    Args:
+        host: Its name in the island's order.
+        wake: Called, from any thread, when `advance` has something to do.
+    """
+
+    def __init__(self, host: str, wake: Callable[[], None]) -> None:
+        self.store = BufferStore()
+        self._wake = wake
+        self._gate = LaunchGate(host, generation=0)
+        self._slices: dict[str, HostSlice] = {}
+        self._waiters: dict[str, Waiter] = {}
+        self._computations: dict[str, Computation] = {}
+        self._executables = Executables()
+        self._code: dict[_Code, Executable | bytes] = {}  # or why there is none
+        self._compiler = ThreadPoolExecutor(1, "timelyml-compile")
+        self._compiled: deque[tuple[_Code, Future[Executable]]] = deque()
+        self._said: deque[Said] = deque()
+        self._prepares: dict[GangKey, Prepare] = {}
+        # What a gang still needs before it can be launched, and who needs it.
+        self._missing: dict[GangKey, set[Any]] = {}
+        self._awaited: dict[Any, list[GangKey]] = {}
+        self._exports: dict[int, list[Export]] = {}  # of buffers not there yet
+
+    def add_slice(self, slice_: HostSlice) -> None:
+        """Make a slice known."""
+        self._slices[slice_.name] = slice_
+        self._waiters[slice_.name] = Waiter(slice_.name, self._hear, self.store)
+
+    def load(self, identity: str, slice_name: str, pickled: bytes | None) -> None:
+        """Compile a computation for a slice, in the background."""
+        if pickled is not None:
+            self._computations[identity] = pickle.loads(pickled)  # noqa: S301 - of an authenticated client
+        code = identity, slice_name
+        devices = self._slices[slice_name].devices
+        future = self._compiler.submit(
+            self._executables.load, self._computations[identity], devices
+        )
+
+        def compiled(done: Future[Executable]) -> None:
+            self._compiled.append((code, done))
+            self._wake()
+
+        future.add_done_callback(compiled)
+
+    def take(self, orders: Orders) -> None:
+        """Do what the controller decided."""
+        for expect in orders.expects:
+            self._expect(expect)
+        for prepare in orders.prepares:
+            self._prepare(prepare)
+        for export in orders.exports:
+            self._export(export)
+        self._launch(self._gate.admit(orders.tickets))
+        for key in orders.forgets:
+            self._forget(key)
+        for buffer in orders.releases:
+            self._exports.pop(buffer, None)
+        self.store.release(orders.releases)
+        for name in orders.dropped:
+            del self._slices[name]
+            self._waiters.pop(name).close()
+
+    def add(self, pieces: Pieces) -> None:
+        """Take pieces of a buffer."""
+        if self.store.add(pieces):
+            self._came(pieces.target)
+
+    def advance(self) -> list[Done | tuple[int, Pieces]]:
+        """Go on with what became possible; return what there is to tell."""
+        while self._compiled:
+            code, future = self._compiled.popleft()
+            self._code[code] = _outcome(future)
+            self._provide(code)
+        said: list[Done | tuple[int, Pieces]] = []
+        while self._said:
+            each = self._said.popleft()
+            if isinstance(each, Exception):
+                raise each
+            if isinstance(each, Done):
+                self._launch(self._gate.finish(each.sequence))
+            said.append(each)
+        return said
+
+    def has_news(self) -> bool:
+        """Whether `advance` would do anything."""
+        return bool(self._said or self._compiled)
+
+    def close(self) -> None:
+        """End all threads, without waiting for what runs."""
+        self._compiler.shutdown(wait=False, cancel_futures=True)
+        for waiter in self._waiters.values():
+            waiter.close()
+
+    def _hear(self, said: Said) -> None:
+        self._said.append(said)
+        self._wake()
+
+    def _expect(self, expect: Expect) -> None:
+        if self.store.expect(expect, self._slices[expect.slice]):
+            self._came(expect.buffer)
+
+    def _prepare(self, prepare: Prepare) -> None:
+        key, code = prepare.key, (prepare.computation, prepare.slice)
+        self._prepares[key] = prepare
+        at_hand = self.store.is_at_hand
+        missing: set[Any] = {each for each in prepare.args if not at_hand(each)}
+        if code not in self._code:
+            missing.add(code)
+        self.store.promise(prepare.outs)
+        if not missing:
+            self._launch(self._gate.prepare(key))
+            return
+        self._missing[key] = missing
+        for each in missing:
+            self._awaited.setdefault(each, []).append(key)
+
+    def _forget(self, key: GangKey) -> None:
+        """Drop what was prepared for a gang that will not be launched."""
+        self.store.release(self._prepares.pop(key).outs)
+        for thing in self._missing.pop(key, ()):
+            self._awaited[thing].remove(key)
+        self._gate.forget(key)
+
+    def _came(self, buffer: int) -> None:
+        """A buffer is there: send what others want of it, launch what needs it."""
+        for export in self._exports.pop(buffer, ()):
+            self._export(export)
+        self._provide(buffer)
+
+    def _provide(self, thing: Any) -> None:
+        for key in self._awaited.pop(thing, ()):
+            missing = self._missing[key]
+            missing.discard(thing)
+            if not missing:
+                del self._missing[key]
+                self._launch(self._gate.prepare(key))
+
+    def _export(self, export: Export) -> None:
+        buffer = self.store.get(export.buffer)
+        if buffer is None:
+            self._exports.setdefault(export.buffer, []).append(export)
+            return
+        self._waiters[buffer.slice].export(buffer, export)
+
+    def _launch(self, tickets: Iterable[Ticket]) -> None:
+        for ticket in tickets:
+            prepare = self._prepares.pop(ticket.key)
+            code = self._code[prepare.computation, prepare.slice]
+            buffers = [self.store.get(each) for each in prepare.args]
+            failure = _failure(code, buffers)
+            if failure is None and isinstance(code, Executable):
+                failure = self._start(ticket.sequence, prepare, code, buffers)
+            if failure is not None:
+                for out in prepare.outs:
+                    self.store.put(out, Buffer(prepare.slice, None, failure))
+                self._hear(Done(ticket.sequence, 0, failure, ()))
+            for out in prepare.outs:
+                if out in self.store:
+                    self._came(out)
+
+    def _start(
+        self,
+        sequence: int,
+        prepare: Prepare,
+        executable: Executable,
+        buffers: list[Buffer | None],
+    ) -> bytes | None:
+        """Launch; return why that was not possible, if so."""
+        arrays = [each.array for each in buffers if each is not None]
+        error = next((e.error for e in buffers if e is not None and e.error), None)
+        started_ns = time.monotonic_ns()
+        is_taking = bool(executable.computation.donated)
+        try:
+            for position in prepare.copied:
+                arrays[position] = _copy(arrays[position])
+            with self.store.giving if is_taking else contextlib.nullcontext():
+                outputs = executable(*arrays)  # type: ignore[arg-type]  # none is None
+        except Exception as raised:  # noqa: BLE001 - whatever XLA refuses
+            return pack_failure(executable, raised)
+        for out, array in zip(prepare.outs, outputs, strict=False):
+            self.store.put(out, Buffer(prepare.slice, array, error))
+        self._waiters[prepare.slice].launched(
+            Launched(sequence, executable, outputs, prepare.outs, error, started_ns)
+        )
+        return None
+
+
+def _outcome(future: Future[Executable]) -> Executable | bytes:
+    error = future.exception()
+    if error is None:
+        return future.result()
+    if not isinstance(error, TimelyError):
+        raise error  # a bug of ours: `load` gives users' errors a name
+    return pack_error(error)
+
+
+def _failure(
+    code: Executable | bytes, buffers: Iterable[Buffer | None]
+) -> bytes | None:
+    """Why a launch cannot start, on any host of its gang, if so."""
+    if isinstance(code, bytes):
+        return code
+    for buffer in buffers:
+        if buffer is None:
+            return pack_error(
+                BufferLostError("an argument is not there any more; got none of it")
+            )
+        if buffer.array is None:
+            return buffer.error
+    return None
+
+
+def _copy(array: Any) -> jax.Array:
+    copied: jax.Array = jax.device_put(array, array.sharding, may_alias=False)
+    return copied

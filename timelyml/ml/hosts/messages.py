@@ -1,0 +1,172 @@
+"""What the controller and hosts tell each other about computations and buffers.
+
+A buffer is known by a number that is unique in the cluster. Elements travel as pieces
+of arrays, from whoever has them to whoever needs them: from a client by way of the
+controller, from host to host, and back. Everything else is a few numbers for each host
+and call, whatever the number of devices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from timelyml.ml.functions import ArrayType
+from timelyml.ml.scheduling import GangKey, Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """A host is there, with its devices.
+
+    Attributes:
+        platform: What JAX calls its devices: "cpu", "cuda" or "tpu".
+        kind: What the maker calls them.
+        num_devices: How many it has itself.
+    """
+
+    platform: str
+    kind: str
+    num_devices: int
+
+
+@dataclass(frozen=True, slots=True)
+class SliceMade:
+    """A virtual slice on devices of this host's island.
+
+    Attributes:
+        devices: In row-major order of the mesh: the rank of a process among those of
+            the island, and the position of the device in that process.
+    """
+
+    name: str
+    axis_names: tuple[str, ...]
+    axis_sizes: tuple[int, ...]
+    devices: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Compile a computation for a slice, in the background.
+
+    `pickled` is the computation, or None if the host was sent it before.
+    """
+
+    identity: str
+    slice: str
+    pickled: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """A buffer will come in pieces, to lie on a slice."""
+
+    buffer: int
+    slice: str
+    type: ArrayType
+    spec: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Get ready for a gang, whose ticket comes with this message or later.
+
+    Attributes:
+        args: Buffers it takes, in the order of the computation's arguments.
+        copied: Positions of arguments to be copied before, since the computation takes
+            their memory while others still use them.
+        outs: Numbers for the buffers of its results.
+    """
+
+    key: GangKey
+    computation: str
+    slice: str
+    args: tuple[int, ...]
+    copied: tuple[int, ...]
+    outs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """Send pieces of a buffer to a peer once it is computed.
+
+    Attributes:
+        peer: A host, or the controller.
+        target: Under which number it is known there.
+        boxes: Start and stop of each dimension of each piece.
+    """
+
+    buffer: int
+    type: ArrayType
+    peer: int
+    target: int
+    boxes: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """All that the controller decided in one step for one host, in this order.
+
+    Attributes:
+        forgets: Gangs that were prepared and will not be launched.
+        releases: Buffers that nobody uses any more.
+        dropped: Slices on which nothing is left.
+    """
+
+    expects: tuple[Expect, ...]
+    prepares: tuple[Prepare, ...]
+    exports: tuple[Export, ...]
+    tickets: tuple[Ticket, ...]
+    forgets: tuple[GangKey, ...]
+    releases: tuple[int, ...]
+    dropped: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A box of a buffer; `starts` says where it lies."""
+
+    starts: tuple[int, ...]
+    array: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Pieces of a buffer.
+
+    Attributes:
+        target: The buffer here; at the controller, what was asked for.
+        error: Pickled, if the buffer's computation failed; the pieces are then zeros.
+    """
+
+    target: int
+    pieces: tuple[Piece, ...]
+    error: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A launch of this host is over.
+
+    Attributes:
+        sequence: Its place in the order of the island.
+        device_ns: Device time that it took here.
+        error: Pickled, if it failed.
+        values: Results that are small enough to ride along, whole, by buffer.
+    """
+
+    sequence: int
+    device_ns: int
+    error: bytes | None
+    values: tuple[tuple[int, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """All launches of a host that were found to be over in one step."""
+
+    done: tuple[Done, ...]
+
+
+MESSAGES = (Present, SliceMade, Load, Orders, Pieces, Reports)
+"""What the codec encodes at the top; the rest is part of these."""

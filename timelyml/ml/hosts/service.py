@@ -1,0 +1,88 @@
+"""The half of the service in a worker: it makes the worker a host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from timelyml.errors import InvariantError, PeerError, TimelyError
+from timelyml.exchange import CONTROLLER, Lane
+from timelyml.ml.hosts.executor import Executor
+from timelyml.ml.hosts.messages import (
+    Done,
+    Load,
+    Orders,
+    Pieces,
+    Present,
+    Reports,
+    SliceMade,
+)
+from timelyml.ml.hosts.slices import HostSlice
+from timelyml.runtime.service import ServiceSite
+
+
+class HostService:
+    """A host of an island: takes orders, launches, reports."""
+
+    def __init__(self, site: ServiceSite) -> None:
+        self._site = site
+        self._executor = Executor(str(site.index), site.wake)
+
+    def joined(self) -> None:
+        """Tell the controller what devices are here."""
+        devices = jax.local_devices()
+        present = Present(devices[0].platform, devices[0].device_kind, len(devices))
+        self._site.send(CONTROLLER, present, Lane.CONTROL)
+
+    def handle(self, peer: int, body: Any) -> None:
+        """Take an order of the controller, or pieces from anyone."""
+        del peer
+        match body:
+            case Orders():
+                self._executor.take(body)
+            case Pieces():
+                self._executor.add(body)
+            case Load():
+                self._executor.load(body.identity, body.slice, body.pickled)
+            case SliceMade():
+                self._executor.add_slice(HostSlice(body, [jax.local_devices()]))
+            case _:
+                raise InvariantError(
+                    f"host {self._site.index} got what is no order; got {body!r:.200}; "
+                    "expected what the controller says; report it, as this is a bug"
+                )
+
+    def step(self) -> bool:
+        """Tell what is over, and send what others asked for."""
+        said = self._executor.advance()
+        done = [each for each in said if isinstance(each, Done)]
+        if done:
+            self._site.send(CONTROLLER, Reports(tuple(done)), Lane.CONTROL)
+        for each in said:
+            if not isinstance(each, Done):
+                peer, pieces = each
+                self._send(peer, pieces)
+        return bool(said)
+
+    def has_work(self) -> bool:
+        """Whether something came from another thread."""
+        return self._executor.has_news()
+
+    def next_deadline(self) -> float | None:
+        """Return none: other threads wake it."""
+        return None
+
+    def lost(self, peer: int, error: PeerError) -> None:
+        """Nothing: what comes of it is for the controller to say."""
+
+    def close(self, error: TimelyError | None) -> None:
+        """End the threads of the executor."""
+        del error
+        self._executor.close()
+
+    def _send(self, peer: int, pieces: Pieces) -> None:
+        if peer == self._site.index:
+            self._executor.add(pieces)
+        else:
+            self._site.send(peer, pieces, Lane.BULK)

@@ -1,0 +1,171 @@
+"""Waits for what devices compute: when a launch is over, what it took, what it returned.
+
+Each slice has a thread that does nothing but wait. It launches nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+import jax
+
+from timelyml.errors import TimelyError
+from timelyml.ml.functions import Executable, run_failure, to_host
+from timelyml.ml.hosts.buffers import Buffer, BufferStore
+from timelyml.ml.hosts.messages import Done, Export, Pieces
+from timelyml.ml.hosts.slices import gather, zeros
+from timelyml.runtime.failure import pack_error
+
+SMALL_BYTES = 4096
+"""Results up to this size ride along with the news that they are there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A launch under way.
+
+    Attributes:
+        outputs: All arrays it returned.
+        outs: The buffers that the first of them are.
+        error: Of an argument, which makes the results meaningless.
+    """
+
+    sequence: int
+    executable: Executable
+    outputs: Sequence[jax.Array]
+    outs: tuple[int, ...]
+    error: bytes | None
+    started_ns: int
+
+
+Said = Done | tuple[int, Pieces] | Exception
+"""A launch that is over, pieces for a peer, or a bug, after which nothing follows."""
+
+
+class Waiter:
+    """Waits for the launches of one slice, in their order.
+
+    Args:
+        name: Of the slice.
+        say: Hears what came of each; called in the thread that waits.
+        store: Is asked which buffers are still wanted, and which were given away.
+    """
+
+    def __init__(
+        self, name: str, say: Callable[[Said], None], store: BufferStore
+    ) -> None:
+        self._say = say
+        self._store = store
+        self._jobs: SimpleQueue[Launched | Callable[[], None] | None] = SimpleQueue()
+        self._newest = -1  # sequence of the last launch
+        self._free_since_ns = 0
+        # Launches whose results were all donated before they could be waited for, each
+        # with a later launch by whose end it is over.
+        self._eaten: deque[tuple[Launched, int]] = deque()
+        self._thread = threading.Thread(
+            target=self._serve, name=f"timelyml-wait-{name}", daemon=True
+        )
+        self._thread.start()
+
+    def launched(self, launch: Launched) -> None:
+        """Wait for this launch too."""
+        self._newest = launch.sequence
+        self._jobs.put(launch)
+
+    def export(self, buffer: Buffer, export: Export) -> None:
+        """Have pieces of a buffer sent once it is computed."""
+        self._jobs.put(lambda: self._say((export.peer, _pieces(buffer, export))))
+
+    def close(self) -> None:
+        """End the thread after what is under way; does not wait for it."""
+        self._jobs.put(None)
+
+    def _serve(self) -> None:
+        try:
+            while (job := self._jobs.get()) is not None:
+                if isinstance(job, Launched):
+                    self._finish(job)
+                else:
+                    job()
+        except Exception as bug:  # noqa: BLE001 - or launches would seem to go on
+            self._say(bug)
+
+    def _finish(self, launch: Launched) -> None:
+        error, is_alive = self._wait(launch)
+        if error is None and not is_alive and launch.outputs:
+            self._eaten.append((launch, self._newest))
+            return
+        over = [launch]
+        while self._eaten and self._eaten[0][1] <= launch.sequence:
+            over.insert(-1, self._eaten.popleft()[0])
+        now_ns = time.monotonic_ns()
+        began_ns = max(self._free_since_ns, over[0].started_ns)
+        self._free_since_ns = now_ns
+        device_ns = (now_ns - began_ns) // len(over)
+        for each in over:
+            values: list[tuple[int, Any]] = []
+            failure = each.error or (error if each is launch else None)
+            if failure is None:
+                failure, values = self._look(each)
+            self._say(Done(each.sequence, device_ns, failure, tuple(values)))
+
+    def _look(self, launch: Launched) -> tuple[bytes | None, list[tuple[int, Any]]]:
+        """Return what a check found, and the results that are small."""
+        failed = launch.executable.check(launch.outputs)
+        if failed is not None:
+            return pack_error(failed), []
+        values = []
+        types = launch.executable.computation.out_types
+        for out, array, of in zip(launch.outs, launch.outputs, types, strict=False):
+            # Keys would become words by a computation, which is not ours to launch.
+            is_small = of.size_bytes <= SMALL_BYTES and of.key_impl is None
+            if is_small and array.is_fully_addressable and out in self._store:
+                with self._store.giving:
+                    if not array.is_deleted():
+                        values.append((out, to_host(array).copy()))
+        return None, values
+
+    def _wait(self, launch: Launched) -> tuple[bytes | None, bool]:
+        """Wait until a launch is over; return its error, and whether it could be seen.
+
+        The results of one launch come together, so one that still exists is enough.
+        """
+        for array in launch.outputs:
+            try:
+                array.block_until_ready()
+            except Exception as error:  # noqa: BLE001 - whatever a computation raises
+                with self._store.giving:  # or it may be half taken
+                    is_taken = array.is_deleted()
+                if is_taken:
+                    continue
+                return pack_failure(launch.executable, error), False
+            return None, True
+        return None, False
+
+
+def pack_failure(executable: Executable, error: Exception) -> bytes:
+    """Pickle what came of a computation that raised."""
+    if isinstance(error, TimelyError):
+        return pack_error(error)
+    failure = run_failure(executable.computation.name, error)
+    failure.__cause__ = error
+    return pack_error(failure)
+
+
+def _pieces(buffer: Buffer, export: Export) -> Pieces:
+    error = buffer.error
+    if buffer.array is not None and error is None:
+        try:
+            buffer.array.block_until_ready()
+        except Exception as raised:  # noqa: BLE001 - that of its computation
+            error = pack_error(run_failure(f"that returned {export.type}", raised))
+        else:
+            pieces = gather(buffer.array, export.type, export.boxes)
+            return Pieces(export.target, pieces)
+    return Pieces(export.target, zeros(export.type, export.boxes), error)
