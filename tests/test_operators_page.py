@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import Counter
 from pathlib import Path
@@ -30,6 +31,35 @@ def test_every_method_has_one_line_and_every_line_a_method():
 
     assert set(named) == (public(Stream) | public(Dataflow)) - OF_FLOWS_THEMSELVES
     assert max(named.values()) == 1
+
+
+@pytest.mark.parametrize("cls", [Stream, Dataflow])
+def test_every_method_shows_how_it_is_called(cls):
+    without = [name for name in public(cls) if ">>>" not in vars(cls)[name].__doc__]
+
+    assert without == []
+
+
+def methods_in_all_modes():
+    """Methods that are called in tests on every cluster, or in what those call."""
+    called = set()
+    for path in (Path(__file__).parent).rglob("test_*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        if any("cluster" in names_of(node) for node in tree.body):
+            called |= {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+    return called
+
+
+def names_of(node):
+    """The parameters of a test."""
+    is_test = isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    return {each.arg for each in node.args.args} if is_test else set()
+
+
+def test_every_method_is_tested_in_all_run_modes():
+    operators = (public(Stream) | public(Dataflow)) - OF_FLOWS_THEMSELVES
+
+    assert operators - methods_in_all_modes() == set()
 
 
 def test_options_that_the_page_names_exist():

@@ -258,6 +258,19 @@ class Dataflow:
             ConfigError: Bytewax is not installed, or an option is out of range.
             GraphError: `build` cannot be called.
             ShippingError: `build` cannot be pickled.
+
+        >>> def tokens(send):
+        ...     import bytewax.operators as op
+        ...     from bytewax.dataflow import Dataflow
+        ...     from bytewax.testing import TestingSource
+        ...     flow = Dataflow("tokens")
+        ...     lines = op.input("lines", flow, TestingSource(["to be", "or not"]))
+        ...     send(op.map("tokenise", lines, str.split))
+        ...     return flow
+        >>> flow = Dataflow()
+        >>> _ = flow.bytewax(tokens).collect()
+        >>> flow.run()["out"]
+        [['to', 'be'], ['or', 'not']]
         """
         from timelyml import io  # noqa: PLC0415  as in `read`
 
@@ -287,7 +300,7 @@ class Dataflow:
         placement: Placement | None = None,
         name: str | None = None,
     ) -> Stream:
-        """Return a stream of the lines of files; each shard reads a range of the bytes.
+        r"""Return a stream of the lines of files; each shard reads a range of the bytes.
 
         Args:
             paths: One path, a pattern with wildcards, or several.
@@ -297,6 +310,14 @@ class Dataflow:
             num_shards: Default: the dataflow's.
             placement: Which worker holds which shard.
             name: Shown in traces and errors.
+
+        >>> import tempfile
+        >>> with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        ...     _ = file.write("to be\nor not\n"), file.flush()
+        ...     flow = Dataflow()
+        ...     _ = flow.read_text(file.name).collect()
+        ...     flow.run()["out"]
+        ['to be', 'or not']
         """
         from timelyml import io  # noqa: PLC0415  as in `read`
 
@@ -328,7 +349,7 @@ class Dataflow:
         placement: Placement | None = None,
         name: str | None = None,
     ) -> Stream:
-        """Return a stream of rows: columns if a schema says how, else dicts of text.
+        r"""Return a stream of rows: columns if a schema says how, else dicts of text.
 
         Args:
             paths: One path, a pattern with wildcards, or several.
@@ -343,6 +364,15 @@ class Dataflow:
             num_shards: Default: the dataflow's.
             placement: Which worker holds which shard.
             name: Shown in traces and errors.
+
+        >>> import tempfile
+        >>> with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+        ...     _ = file.write("user,n\nann,1\nbo,2\n"), file.flush()
+        ...     flow = Dataflow()
+        ...     rows = flow.read_csv(file.name, schema={"n": "int64"})
+        ...     _ = rows.map(lambda row: int(row["n"])).collect()
+        ...     flow.run()["out"]
+        [1, 2]
         """
         from timelyml import io  # noqa: PLC0415  as in `read`
 
@@ -388,6 +418,14 @@ class Dataflow:
             num_shards: Default: the dataflow's.
             placement: Which worker holds which shard.
             name: Shown in traces and errors.
+
+        >>> import tempfile, pyarrow, pyarrow.parquet
+        >>> with tempfile.NamedTemporaryFile(suffix=".parquet") as file:
+        ...     pyarrow.parquet.write_table(pyarrow.table({"n": [1, 2]}), file.name)
+        ...     flow = Dataflow()
+        ...     _ = flow.read_parquet(file.name).map(lambda row: int(row["n"])).collect()
+        ...     flow.run()["out"]
+        [1, 2]
         """
         from timelyml import io  # noqa: PLC0415  as in `read`
 
@@ -471,6 +509,16 @@ class Dataflow:
             is_source: Whether it produces records that no input caused.
             scope: Of an operator without inputs.
             options: See `OperatorOptions`.
+
+        >>> def part(shard, delivery):
+        ...     for number in delivery.payload:
+        ...         shard.output(number % 2).send(delivery.time, [number])
+        >>> flow = Dataflow()
+        >>> logic = Logic(on_batch=part)
+        >>> even, odd = flow.operator(logic, inputs=[flow.source(range(5))], outputs=2)
+        >>> _, _ = even.collect("even"), odd.collect("odd")
+        >>> dict(flow.run())
+        {'even': [0, 2, 4], 'odd': [1, 3]}
         """
         builder = OperatorBuilder(
             self.builder,
@@ -500,6 +548,12 @@ class Dataflow:
         Args:
             name: For traces and errors.
             parent: The scope around it; default: the top level.
+
+        >>> flow = Dataflow()
+        >>> scope = flow.scope("rounds")
+        >>> _ = flow.source([1]).enter(scope).leave().collect()
+        >>> flow.run()["out"]
+        [1]
         """
         return self.builder.scope(name, parent=parent)
 
@@ -520,6 +574,15 @@ class Dataflow:
             summary: Instead of `by`, any effect on time.
             num_shards: Of the stream to be connected; default: the dataflow's.
             name: For errors.
+
+        >>> flow = Dataflow()
+        >>> scope = flow.scope("rounds")
+        >>> loop = flow.feedback(scope)
+        >>> numbers = flow.source([3]).enter(scope).concat(loop.stream)
+        >>> loop.connect(numbers.map(lambda n: n - 1).filter(lambda n: n > 0))
+        >>> _ = numbers.leave().collect()
+        >>> flow.run()["out"]
+        [3, 2, 1]
         """
         return Loop(
             self,
@@ -533,15 +596,37 @@ class Dataflow:
 
         Raises:
             GraphError: It cannot run; names the operators and the path.
+
+        >>> flow = Dataflow()
+        >>> _ = flow.source([1]).map(str).collect()
+        >>> [operator.name for operator in flow.build().operators]
+        ['source', 'map', 'out']
         """
         return self.builder.build()
 
     def describe(self) -> str:
-        """Return the graph as text, one line an operator."""
+        """Return the graph as text, one line an operator.
+
+        >>> flow = Dataflow("numbers")
+        >>> _ = flow.source([1], num_shards=1).map(str)
+        >>> print(flow.describe())
+        dataflow numbers
+        0 source: source; 1 shard; 0 in, 1 out; source; states state schema
+        1 map: map; 1 shard; 1 in, 1 out; in0 <- source.out0 by pipeline
+        """
         return self.build().describe()
 
     def to_mermaid(self) -> str:
-        """Return the source of a Mermaid flowchart of the graph."""
+        """Return the source of a Mermaid flowchart of the graph.
+
+        >>> flow = Dataflow("numbers")
+        >>> _ = flow.source([1], num_shards=1).map(str)
+        >>> print(flow.to_mermaid())
+        flowchart LR
+          op0(["source<br/>1 shard"])
+          op1["map<br/>1 shard"]
+          op0 -->|"pipeline"| op1
+        """
         return self.build().to_mermaid()
 
     def run(
@@ -568,6 +653,11 @@ class Dataflow:
         Raises:
             TimelyError: The graph, an option or captured code was refused; or the run
                 failed.
+
+        >>> flow = Dataflow()
+        >>> _ = flow.source([1, 2]).map(lambda n: n + 1).collect()
+        >>> flow.run()["out"]
+        [2, 3]
         """
         graph = self.build()
         own = _own_cluster(workers, cluster, mode, transport)
@@ -599,6 +689,13 @@ class Dataflow:
 
         Raises:
             TimelyError: The graph, an option or captured code was refused.
+
+        >>> flow = Dataflow()
+        >>> _ = flow.input("numbers").collect()
+        >>> with flow.start() as run:
+        ...     run.input("numbers").send([1, 2])
+        >>> run.result()["out"]
+        [1, 2]
         """
         graph = self.build()
         own = _own_cluster(workers, cluster, mode, transport)
@@ -887,13 +984,29 @@ class Stream:
     def inspect(
         self, fn: Callable[[Any], object] | None = None, *, name: str | None = None
     ) -> Stream:
-        """Call `fn(record)` in the worker, by default print; records pass unchanged."""
+        """Call `fn(record)` in the worker, by default print; records pass unchanged.
+
+        >>> flow = Dataflow()
+        >>> _ = flow.source(["a", "b"]).inspect().collect()
+        >>> flow.run()["out"]
+        inspect 0: 'a'
+        inspect 0: 'b'
+        ['a', 'b']
+        """
         return self._with(operators.inspect(self.ref, fn, name=name))
 
     def inspect_batch(
         self, fn: Callable[[Timestamp, Any], object], *, name: str | None = None
     ) -> Stream:
-        """Call `fn(time, payload)` in the worker; blocks pass unchanged."""
+        """Call `fn(time, payload)` in the worker; blocks pass unchanged.
+
+        >>> flow = Dataflow()
+        >>> numbers = flow.source(range(3), batch_size=2, epoch_every=1)
+        >>> _ = numbers.inspect_batch(print)
+        >>> _ = flow.run()
+        0 [0, 1]
+        1 [2]
+        """
         return self._with(operators.inspect_batch(self.ref, fn, name=name))
 
     def exchange(
@@ -1004,7 +1117,14 @@ class Stream:
         return self._with(operators.key_by(self.ref, key, num_shards=num_shards))
 
     def concat(self, *others: Stream, name: str | None = None) -> Stream:
-        """Join this stream and others of the same scope into one."""
+        """Join this stream and others of the same scope into one.
+
+        >>> flow = Dataflow()
+        >>> both = flow.source([1, 2]).concat(flow.source([3]))
+        >>> _ = both.collect()
+        >>> sorted(flow.run()["out"])
+        [1, 2, 3]
+        """
         refs = [_ref(other) for other in others]
         return self._with(operators.concat(self.ref, *refs, name=name))
 
@@ -1423,6 +1543,14 @@ class Stream:
             name: Shown in traces and errors; the key of its state.
             num_shards: Default: that of this stream.
             placement: Which worker holds which shard.
+
+        >>> import numpy as np
+        >>> def scale(rows):
+        ...     return {"x": 2 * rows["x"]}
+        >>> flow = Dataflow()
+        >>> _ = flow.source({"x": np.arange(3)}).compute(scale).collect()
+        >>> [(time, rows["x"].tolist()) for time, rows in flow.run().batches("out")]
+        [(0, [0, 2, 4])]
         """
         from timelyml.ml import compute  # noqa: PLC0415  it loads JAX
 
@@ -1440,11 +1568,25 @@ class Stream:
         )
 
     def enter(self, scope: ScopeRef) -> Stream:
-        """Return the stream inside `scope`, in its round 0."""
+        """Return the stream inside `scope`, in its round 0.
+
+        >>> flow = Dataflow()
+        >>> inside = flow.source([1]).enter(flow.scope("rounds"))
+        >>> _ = inside.inspect_batch(print)
+        >>> _ = flow.run()
+        (0, 0) [1]
+        """
         return self._with(operators.enter(self.ref, scope))
 
     def leave(self) -> Stream:
-        """Return the stream one scope further out."""
+        """Return the stream one scope further out.
+
+        >>> flow = Dataflow()
+        >>> inside = flow.source([1]).enter(flow.scope("rounds"))
+        >>> _ = inside.map(lambda n: n + 1).leave().collect()
+        >>> flow.run().batches("out")
+        [(0, [2])]
+        """
         return self._with(operators.leave(self.ref))
 
     def iterate(
@@ -1533,7 +1675,20 @@ class Stream:
         name: str | None = None,
         **options: Unpack[OperatorOptions],
     ) -> Stream:
-        """As `unary`, with `on_frontier(shard)` whenever the input's frontier moved."""
+        """As `unary`, with `on_frontier(shard)` whenever the input's frontier moved.
+
+        >>> def keep(shard, delivery):
+        ...     shard.state["right"] = shard.retain(delivery.time)
+        >>> def last(shard):
+        ...     if not shard.frontier():
+        ...         right = shard.state.pop("right")
+        ...         shard.output().send(right.time, ["over"])
+        ...         right.release()
+        >>> flow = Dataflow()
+        >>> _ = flow.source([1, 2]).unary_frontier(keep, last).collect()
+        >>> flow.run()["out"]
+        ['over']
+        """
         return self._with(
             operators.unary_frontier(
                 self.ref, on_batch, on_frontier, pact=pact, name=name, **options
@@ -1550,7 +1705,19 @@ class Stream:
         name: str | None = None,
         **options: Unpack[OperatorOptions],
     ) -> Stream:
-        """As `unary`, with `on_notify(shard, time)` for complete times asked for."""
+        """As `unary`, with `on_notify(shard, time)` for complete times asked for.
+
+        >>> def note(shard, delivery):
+        ...     seen = shard.state.get(delivery.time, 0)
+        ...     shard.state[delivery.time] = seen + len(delivery.payload)
+        ...     shard.notify_at(delivery.time)
+        >>> def tell(shard, time):
+        ...     shard.output().send(time, [shard.state.pop(time)])
+        >>> flow = Dataflow()
+        >>> _ = flow.source(range(3)).unary_notify(note, tell).collect()
+        >>> flow.run()["out"]
+        [3]
+        """
         return self._with(
             operators.unary_notify(
                 self.ref,
@@ -1575,6 +1742,14 @@ class Stream:
         """Call `on_batch(shard, delivery)` for blocks of both streams.
 
         This one is port 0, `right` is port 1; see `operators.binary`.
+
+        >>> def label(shard, delivery):
+        ...     side = ("left", "right")[delivery.port]
+        ...     shard.output().send(delivery.time, [(side, delivery.payload)])
+        >>> flow = Dataflow()
+        >>> _ = flow.source([1]).binary(flow.source([2]), label).collect()
+        >>> sorted(flow.run()["out"])
+        [('left', [1]), ('right', [2])]
         """
         return self._with(
             operators.binary(
@@ -1592,7 +1767,24 @@ class Stream:
         name: str | None = None,
         **options: Unpack[OperatorOptions],
     ) -> Stream:
-        """As `binary`, with `on_frontier(shard)` whenever a frontier moved."""
+        """As `binary`, with `on_frontier(shard)` whenever a frontier moved.
+
+        >>> def keep(shard, delivery):
+        ...     if delivery.port == 0:
+        ...         kept = shard.retain(delivery.time), delivery.payload
+        ...         shard.state[delivery.time] = kept
+        >>> def release(shard):
+        ...     for time in sorted(shard.state):
+        ...         if not shard.frontier(1).less_equal(time):
+        ...             right, kept = shard.state.pop(time)
+        ...             shard.output().send(time, kept)
+        ...             right.release()
+        >>> flow = Dataflow()
+        >>> clock = flow.source(lambda shard, count: [])
+        >>> _ = flow.source([1]).binary_frontier(clock, keep, release).collect()
+        >>> flow.run()["out"]
+        [1]
+        """
         return self._with(
             operators.binary_frontier(
                 self.ref,
@@ -1616,7 +1808,20 @@ class Stream:
         name: str | None = None,
         **options: Unpack[OperatorOptions],
     ) -> Stream:
-        """As `binary`, with `on_notify(shard, time)` for complete times asked for."""
+        """As `binary`, with `on_notify(shard, time)` for complete times asked for.
+
+        >>> def note(shard, delivery):
+        ...     sides = shard.state.setdefault(delivery.time, [0, 0])
+        ...     sides[delivery.port] += len(delivery.payload)
+        ...     shard.notify_at(delivery.time)
+        >>> def tell(shard, time):
+        ...     shard.output().send(time, [tuple(shard.state.pop(time))])
+        >>> flow = Dataflow()
+        >>> left, right = flow.source([1, 2]), flow.source([3])
+        >>> _ = left.binary_notify(right, note, tell).collect()
+        >>> flow.run()["out"]
+        [(2, 1)]
+        """
         return self._with(
             operators.binary_notify(
                 self.ref,
@@ -1640,7 +1845,15 @@ class Stream:
         name: str | None = None,
         **options: Unpack[OperatorOptions],
     ) -> None:
-        """Call `on_batch(shard, delivery)` for each block, and send nothing on."""
+        """Call `on_batch(shard, delivery)` for each block, and send nothing on.
+
+        >>> def show(shard, delivery):
+        ...     print(delivery.time, delivery.payload)
+        >>> flow = Dataflow()
+        >>> flow.source([1, 2]).sink(show)
+        >>> _ = flow.run()
+        0 [1, 2]
+        """
         operators.sink(
             self.ref,
             on_batch,
@@ -1673,6 +1886,16 @@ class Stream:
 
         Raises:
             GraphError: `sink` has not the shape of a sink, or lists no partitions.
+
+        >>> class Printer:
+        ...     def build(self, step_id, worker_index, worker_count):
+        ...         return self
+        ...     def write_batch(self, items):
+        ...         print(items)
+        >>> flow = Dataflow()
+        >>> flow.source([1, 2]).write(Printer())
+        >>> _ = flow.run()
+        [1, 2]
         """
         from timelyml import io  # noqa: PLC0415  as in `Dataflow.read`
 
@@ -1700,7 +1923,13 @@ class Stream:
         return self._with(operators.probe(self.ref, name=name))
 
     def collect(self, name: str = "out") -> Stream:
-        """Send all records to the driver, as `result[name]`; returns the stream."""
+        """Send all records to the driver, as `result[name]`; returns the stream.
+
+        >>> flow = Dataflow()
+        >>> _ = flow.source([1, 2]).collect("numbers")
+        >>> flow.run()["numbers"]
+        [1, 2]
+        """
         operators.collect(self.ref, name=name)
         return self
 
@@ -1719,6 +1948,11 @@ class Stream:
                 `result.recording(name)`.
             overwrite: Replace tapes that are in the directory already.
             name: Key of the recording; default: "capture".
+
+        >>> flow = Dataflow(num_shards=2)
+        >>> flow.source([1, 2]).capture()
+        >>> len(flow.run().recording("capture").tapes)
+        2
         """
         operators.capture(self.ref, to, overwrite=overwrite, name=name)
 
