@@ -257,6 +257,14 @@ def test_a_function_with_callbacks_travels_as_code():
     np.testing.assert_array_equal(result.weights["rows"], expected)
 
 
+def test_what_only_a_callback_uses_is_used():
+    def prints(x, y):
+        jax.debug.print("{}", y)
+        return x
+
+    assert len(computation_of(prints, rows(4), rows(2)).in_types) == 2
+
+
 def test_callbacks_inside_loops_and_branches_are_found():
     def nested(x):
         def body(_, x):

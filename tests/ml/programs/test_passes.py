@@ -240,6 +240,24 @@ def test_donation_survives_fusion(slices):
     assert call.computation.donated == (0,)
 
 
+def test_what_is_destroyed_in_a_block_has_left_before(slices):
+    a, b, _ = functions(slices)
+    take = jit(scale, slice=slices["a"], in_shardings=P("data"), donate_argnums=(0,))
+
+    @program
+    def f(x, y):
+        y = a(y)  # could be joined by what destroys x, and would then come first
+        z = b(x)
+        return y, z, take(x)
+
+    value = on(slices["a"])
+    found = fused(f.program(value, on(slices["a"])))
+    (moved,) = (i for i, node in enumerate(found.nodes) if isinstance(node, Transfer))
+    (taken,) = (i for i, call in found.calls() if call.donated)
+    assert found.nodes[moved].operand in found.nodes[taken].donated
+    assert moved < taken
+
+
 def test_checks_callbacks_and_other_settings_are_not_fused(slices):
     a, *_ = functions(slices)
 

@@ -157,8 +157,7 @@ class _Inserter:
             return self._shared[key]
         moved = self._resharded(ref, value, wanted, user) if is_there else None
         found = moved or self._transferred(ref, value, wanted)
-        if not is_destroyed:
-            self._shared[key] = found
+        self._shared[key] = found  # nothing uses what is destroyed after that
         return found
 
     def _resharded(

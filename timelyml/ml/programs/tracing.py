@@ -13,7 +13,7 @@ import jax
 from timelyml.errors import ConfigError, HandleError, TimelyError, TraceError
 from timelyml.ml.functions import ArrayType, recorder, recording, type_of
 from timelyml.ml.functions.blame import name_of, trace_error
-from timelyml.ml.functions.options import Splitter, as_options
+from timelyml.ml.functions.options import Arguments, Splitter, as_options
 from timelyml.ml.functions.settings import settings_key
 from timelyml.ml.programs.ir import Program
 from timelyml.ml.programs.recorder import Recorder
@@ -112,8 +112,7 @@ class ProgramFunction:
             HandleError: As a call.
         """
         split = self._split(args, kwargs)
-        paths, tree = jax.tree.flatten_with_path((split.args, split.kwargs))
-        leaves = [leaf for _, leaf in paths]
+        leaves, tree = jax.tree.flatten((split.args, split.kwargs))
         key = (
             tree,
             tuple(map(self._key_of, leaves)),
@@ -123,9 +122,7 @@ class ProgramFunction:
         )
         traced = self._traced.get(key)
         if traced is None:
-            labels = [_label(self.function, path) for path, _ in paths]
-            traced = self._trace(split, leaves, labels, tree)
-            self._traced[key] = traced
+            traced = self._traced[key] = self._trace(split, leaves, tree)
         operands = (*leaves, *traced.captured)
         if traced.program.donated_args:
             self._check_donated(traced.program, operands)
@@ -139,13 +136,13 @@ class ProgramFunction:
         """Return that program as text."""
         return self.program(*args, **kwargs).ir()
 
-    def _trace(
-        self, split: Any, leaves: Sequence[Any], labels: Sequence[str], tree: Any
-    ) -> _Traced:
+    def _trace(self, split: Arguments, leaves: Sequence[Any], tree: Any) -> _Traced:
         found = Recorder(self.name)
+        numbered = jax.tree.unflatten(tree, range(len(leaves)))
+        paths, _ = jax.tree.flatten_with_path(numbered)
         stands = [
-            found.argument(leaf, label)
-            for leaf, label in zip(leaves, labels, strict=True)
+            found.argument(leaf, _label(self.function, path))
+            for leaf, (path, _) in zip(leaves, paths, strict=True)
         ]
         args, kwargs = split.merge(*jax.tree.unflatten(tree, stands))
         try:
