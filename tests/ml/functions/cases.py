@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -31,6 +31,12 @@ class Case:
     args: Callable[[], tuple[Any, ...]]
     options: Options = field(default_factory=Options)
     settings: Settings = field(default_factory=Settings)
+    axis_type: str = "auto"
+
+    def mesh(self, num_devices):
+        """The mesh that it runs on."""
+        mesh = MESHES[num_devices]
+        return replace(mesh, axis_types=(self.axis_type,) * 2)
 
 
 @functools.partial(
@@ -78,6 +84,11 @@ def summed(x):
 def constrained(x, w):
     y = jax.lax.with_sharding_constraint(x @ w, P("data", "model"))
     return y.sum(), y
+
+
+def explicit(x, w):
+    y = jnp.dot(x, w, out_sharding=P("data", "model"))
+    return y, jax.sharding.reshard(y, P()).sum(0)
 
 
 def noise(key, x):
@@ -149,6 +160,12 @@ CASES = {
     ),
     "summed": Case(summed, lambda: (drawn(16, 5),), Options(in_shardings=P("data"))),
     "constrained": Case(constrained, lambda: (drawn(8, 16), drawn(16, 8))),
+    "explicit": Case(
+        explicit,
+        lambda: (drawn(8, 16), drawn(16, 8)),
+        Options((P("data"), P(None, "model"))),
+        axis_type="explicit",
+    ),
     "noise": Case(
         noise,
         lambda: (jax.random.key(7), drawn(8, 8)),

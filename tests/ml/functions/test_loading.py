@@ -38,7 +38,7 @@ ON_ALL = ["train", "summed"]
 ON = {
     1: [*ON_ALL, "wide", "other generator"],
     2: [*ON_ALL, "open", "noise", "static", "asks host"],
-    4: [*ON_ALL, "constrained", "narrow", "other generator", "guarded"],
+    4: [*ON_ALL, "constrained", "explicit", "narrow", "other generator", "guarded"],
     8: [*ON_ALL, "open", "scanned", "precise", "wide"],
 }
 
@@ -72,7 +72,7 @@ def test_shipped_functions_give_the_bits_of_plain_jax(tmp_path, num_devices):
             trace(
                 case.fun,
                 case.args(),
-                mesh=cases.MESHES[num_devices],
+                mesh=case.mesh(num_devices),
                 settings=case.settings,
                 options=case.options,
             ).computation,
@@ -93,7 +93,11 @@ def test_shipped_functions_give_the_bits_of_plain_jax(tmp_path, num_devices):
     )
 
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {"devices": num_devices, "differing": {}}
+    assert json.loads(done.stdout) == {
+        "devices": num_devices,
+        "differing": {},
+        "renamed": [],
+    }
 
 
 def test_every_case_runs_on_some_number_of_devices():

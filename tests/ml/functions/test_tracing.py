@@ -100,7 +100,13 @@ def test_one_sharding_stands_for_all_below_it():
     assert found.out_specs == (("model",), ("data",), ("data",))
 
 
-NEED_NO_MESH = set(cases.CASES) - {"guarded", "summed", "constrained", "precise"}
+NEED_NO_MESH = set(cases.CASES) - {
+    "guarded",
+    "summed",
+    "constrained",
+    "precise",
+    "explicit",
+}
 
 
 @pytest.mark.parametrize("name", sorted(NEED_NO_MESH))

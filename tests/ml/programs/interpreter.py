@@ -7,12 +7,13 @@ seed, do what their own lists say, and keep what they were not told to release.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
-from timelyml.ml.functions import Executables, partition_spec
+from timelyml.ml.functions import Executables, partition_spec, put, to_host
 from timelyml.ml.programs import Launch, Put, Receive, Release, Send
 
 
@@ -50,8 +51,8 @@ class Interpreter:
         self._messages = {}
         self._whole = dict(zip(lowered.args, operands, strict=True))
         for slot, data in lowered.constants.items():
-            value = lowered.values[slot].type
-            self._whole[slot] = np.frombuffer(data, value.dtype).reshape(value.shape)
+            words = lowered.values[slot].type.physical
+            self._whole[slot] = np.frombuffer(data, words.dtype).reshape(words.shape)
         for slot in lowered.args:
             if lowered.values[slot].slice is not None:
                 self._put(slot, self._whole[slot])
@@ -98,18 +99,25 @@ class Interpreter:
 
     def _put(self, slot, whole, host=None):
         place, layout = self._place_of(slot), self._lowered.layout(slot)
-        whole = np.asarray(whole, self._lowered.values[slot].type.dtype)
         for name, shards in place.shards_by_host.items():
             if host is None or host.name == name:
                 self._hosts[name].held[slot] = {
                     shard: self._on_device(
-                        at(whole, layout.index(layout.block_of(shard))), place, shard
+                        at(whole, layout.index(layout.block_of(shard))), slot, shard
                     )
                     for shard in shards
                 }
 
-    def _on_device(self, array, place, shard):
-        return jax.device_put(np.array(array), self._devices[place.devices[shard]])
+    def _on_device(self, words, slot, shard):
+        """A shard, of its words: typed keys have a dimension more than their type."""
+        array_type = self._lowered.values[slot].type
+        shape = words.shape[: len(array_type.shape)]
+        device = self._devices[self._place_of(slot).devices[shard]]
+        return put(
+            np.array(words),
+            replace(array_type, shape=shape),
+            SingleDeviceSharding(device),
+        )
 
     def _send(self, number, host):
         move = self._lowered.moves[number]
@@ -122,7 +130,7 @@ class Interpreter:
 
     def _taken(self, move, host, pieces):
         return [
-            at(np.asarray(host.held[move.source][piece.source]), piece.source_index)
+            at(to_host(host.held[move.source][piece.source]), piece.source_index)
             for piece in pieces
         ]
 
@@ -136,11 +144,13 @@ class Interpreter:
         ):
             return False
         place, layout = self._place_of(move.target), self._lowered.layout(move.target)
-        dtype = self._lowered.values[move.target].type.dtype
+        words = self._lowered.values[move.target].type.physical
+        rest = words.shape[len(layout.shape) :]
         built = {}
         for shard in place.shards_by_host[host.name]:
             index = layout.index(layout.block_of(shard))
-            built[shard] = np.full([stop - start for start, stop in index], 99, dtype)
+            shape = [stop - start for start, stop in index]
+            built[shard] = np.full((*shape, *rest), 99, words.dtype)
         for other, pieces in expected.items():
             if other == host.name:
                 arrays = self._taken(move, host, pieces)
@@ -150,7 +160,7 @@ class Interpreter:
                 for shard in piece.targets:
                     at(built[shard], piece.target_index)[...] = array
         host.held[move.target] = {
-            shard: self._on_device(array, place, shard)
+            shard: self._on_device(array, move.target, shard)
             for shard, array in built.items()
         }
         return True
@@ -200,10 +210,11 @@ class Interpreter:
         if value.slice is None:
             return np.asarray(self._whole[slot])
         place, layout = self._place_of(slot), self._lowered.layout(slot)
-        whole = np.full(value.type.shape, 99, value.type.dtype)
+        words = value.type.physical
+        whole = np.full(words.shape, 99, words.dtype)
         for host in self._hosts.values():
             for shard, array in host.held.get(slot, {}).items():
-                at(whole, layout.index(layout.block_of(shard)))[...] = array
+                at(whole, layout.index(layout.block_of(shard)))[...] = to_host(array)
         mesh = Mesh(
             np.array([self._devices[each] for each in place.devices]).reshape(
                 layout.mesh.axis_sizes

@@ -190,6 +190,31 @@ def figure_2(world):
     return [each.tolist() for each in world.interpreter.run(lowered, [v])]
 
 
+def keys(world):
+    """Whether keys that cross islands draw the numbers of plain JAX."""
+
+    def split(key):
+        return jax.random.split(key, 4)
+
+    def draw(keys, scale):
+        return jax.vmap(lambda key: jax.random.normal(key, (3,)))(keys) * scale
+
+    pair, four = world.slices["pair"], world.slices["four"]
+    split_on_pair = jit(split, slice=pair, out_shardings=P("data"))
+    draw_on_four = jit(draw, slice=four, in_shardings=(P("data"), P()))
+    key = jax.random.key(11)
+
+    @program
+    def f(scale):
+        return draw_on_four(split_on_pair(key), scale)
+
+    scale = np.float32(2)
+    lowered = world.lowerings.lower(f.program(scale), places())
+    (found,) = world.interpreter.run(lowered, [scale])
+    expected = jax.jit(draw)(jax.jit(split)(key), scale)
+    return np.array_equal(found, np.asarray(expected))
+
+
 def main():
     first, last = map(int, sys.argv[1:])
     world = World()
@@ -199,7 +224,8 @@ def main():
             check(seed, world, fuse=seed % 8 == 0)
         except Exception as error:  # noqa: BLE001 - all seeds are to be tried
             wrong[seed] = f"{type(error).__name__}: {error}"[:500]
-    print(json.dumps({"wrong": wrong, "figure 2": figure_2(world)}))
+    found = {"wrong": wrong, "figure 2": figure_2(world), "keys": keys(world)}
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

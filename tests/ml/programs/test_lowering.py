@@ -243,5 +243,9 @@ def test_lowered_programs_compute_what_their_functions_do(on_eight_devices):
     assert on_eight_devices["wrong"] == {}
 
 
+def test_keys_draw_the_same_numbers_on_another_island(on_eight_devices):
+    assert on_eight_devices["keys"] is True
+
+
 def test_figure_2_of_the_paper(on_eight_devices):
     assert on_eight_devices["figure 2"] == [[3, 5], [2, 4]]

@@ -124,6 +124,8 @@ class Layout:
 class Piece:
     """A block of elements that one shard sends and shards of one host receive.
 
+    Typed keys have one more dimension in memory, for their words, which is never cut.
+
     Attributes:
         source: The shard that sends it.
         targets: The shards that get it, replicas of one block, all on one host.
