@@ -17,6 +17,7 @@ from timelyml.errors import ConfigError, TapeError
 from timelyml.exchange import Codec
 from timelyml.graph import GraphBuilder, Placement, StreamRef
 from timelyml.operators.addresses import Address, Place, addresses_of
+from timelyml.operators.asking import Asking
 from timelyml.operators.operator_builder import OperatorBuilder
 from timelyml.operators.tape import Data, Event, Label, Progress, tape_codec
 from timelyml.operators.tape_readers import BytesTape, FileTape, Listener, Tape
@@ -24,8 +25,6 @@ from timelyml.progress import Capability
 from timelyml.runtime.operator import Logic
 from timelyml.runtime.recording import TAPE_SUFFIX, Recording
 from timelyml.runtime.shard import Shard
-
-ASK_AGAIN_S = 0.005
 
 PLAYED = "played"
 """Name of the state: by tape, how many of its events were played."""
@@ -134,9 +133,10 @@ class _Player:
         if not shard.can_start_epoch(frontier):
             return
         if deck.play():
+            deck.asking.found()
             shard.activate()
         else:
-            shard.activate_after(ASK_AGAIN_S)
+            deck.asking.ask_again(shard)
 
     def on_message(self, shard: Shard, body: tuple[Any, ...]) -> None:
         """End where it is, if the run is to be drained."""
@@ -186,6 +186,7 @@ class _Deck:
     def __init__(
         self, shard: Shard, codec: Codec, reels: list[Reel], num_files: int | None
     ) -> None:
+        self.asking = Asking()
         self._shard = shard
         self._num_files = num_files
         self._num_accepted = 0

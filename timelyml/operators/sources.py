@@ -19,6 +19,7 @@ import numpy as np
 from timelyml.errors import ConfigError, GraphError, PayloadError
 from timelyml.exchange import as_payload
 from timelyml.graph import GraphBuilder, Placement, StreamRef
+from timelyml.operators.asking import Asking
 from timelyml.operators.checks import check_optional_count
 from timelyml.operators.operator_builder import OperatorBuilder
 from timelyml.operators.readers import (
@@ -44,8 +45,6 @@ from timelyml.operators.schema import (
 from timelyml.progress import Capability
 from timelyml.runtime.operator import Logic
 from timelyml.runtime.shard import Shard
-
-ASK_AGAIN_S = 0.01  # after a function yielded None
 
 
 def source(
@@ -173,7 +172,7 @@ class Cursor:
         self.position = position
         self._pieces: Pieces | None = None
         self._next: Piece | None = None
-        self._ask_at = 0.0
+        self.asking = Asking()
 
     def __reduce__(self) -> tuple[type[Cursor], tuple[tuple[int, int]]]:
         return Cursor, (self.position,)
@@ -194,13 +193,6 @@ class Cursor:
         """Take the piece that `look` returned."""
         self.position = piece.position
         self._next = None
-
-    def ask_again(self, shard: Shard) -> None:
-        """Have the shard activated soon, and only once: others may activate it too."""
-        now = shard.now()
-        if now >= self._ask_at:
-            self._ask_at = now + ASK_AGAIN_S
-            shard.activate_after(ASK_AGAIN_S)
 
     def close(self) -> None:
         """Close what is being read, so that a generator can clean up."""
@@ -231,8 +223,9 @@ def _logic(reader: Reader, guards: Guards) -> Logic:
             _close(shard)
             return
         if piece is None:
-            cursor.ask_again(shard)
+            cursor.asking.ask_again(shard)
             return
+        cursor.asking.found()
         capability.downgrade(piece.epoch)  # or the own old epoch would use up credit
         if shard.can_start_epoch(piece.epoch):
             cursor.take(piece)
