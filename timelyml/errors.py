@@ -242,17 +242,22 @@ class ProgressProtocolError(InvariantError):
     """A progress batch is a duplicate, out of sequence, or of another generation."""
 
 
+def text_of(error: BaseException) -> str:
+    """Return what an exception says, whatever its `__str__` does."""
+    try:
+        return str(error)
+    except BaseException as problem:  # noqa: BLE001  of the user's
+        return f"(its __str__ raised {type(problem).__name__})"
+
+
 def summary_of(error: BaseException) -> str:
-    """Return type and message on one line, whatever its `__str__` does.
+    """Return type and message on one line.
 
     >>> summary_of(KeyError("x"))
     "KeyError: 'x'"
     """
-    try:
-        text = str(error).replace("\n", " ")
-    except BaseException as problem:  # noqa: BLE001  of the user's
-        text = f"(its __str__ raised {type(problem).__name__})"
-    return f"{type(error).__name__}: {shortened(text, MAX_SUMMARY_CHARACTERS)}"
+    text = shortened(text_of(error), MAX_SUMMARY_CHARACTERS).replace("\n", " ")
+    return f"{type(error).__name__}: {text}"
 
 
 def shortened(text: str, limit: int) -> str:

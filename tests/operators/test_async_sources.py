@@ -74,6 +74,23 @@ def test_an_error_of_the_generator_fails_the_run(cluster):
         cluster.run(flow)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [SystemExit("mine"), asyncio.CancelledError("mine")],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_generator_that_ends_by_an_exit_is_not_at_its_end(cluster, error):
+    async def rows(shard, num_shards):
+        yield [1]
+        raise error
+
+    flow = Dataflow(num_shards=1)
+    flow.source(rows).collect()
+    kind = type(error).__name__
+    with pytest.raises(OperatorError, match=f"'source' failed on .*: {kind}: mine"):
+        cluster.run(flow)
+
+
 def test_a_silent_generator_can_be_cancelled(cluster):
     async def silent(shard, num_shards):
         await asyncio.Event().wait()

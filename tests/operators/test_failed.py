@@ -59,6 +59,24 @@ def test_diverted_records_come_with_what_went_wrong(cluster):
     assert failure.operator == "invert"
 
 
+class MuteError(Exception):
+    def __str__(self):
+        raise LookupError("no words")
+
+
+def test_a_failure_that_cannot_say_what_it_is_is_diverted_all_the_same(cluster):
+    def fail(x):
+        raise MuteError
+
+    flow = Dataflow()
+    results = flow.source([1]).map(fail, on_error="divert")
+    results.results.collect("good")
+    results.failed.collect("bad")
+    (failed,) = cluster.run(flow)["bad"]
+    assert (failed.record, failed.error_type) == (1, "MuteError")
+    assert failed.message == "(its __str__ raised LookupError)"
+
+
 def test_diverted_records_keep_their_times(cluster):
     flow = Dataflow(num_shards=1)
     numbers = flow.source([0, 5, 0, 7, 0], batch_size=2, epoch_every=1)

@@ -11,7 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from timelyml import Dataflow
-from timelyml.errors import ConfigError, GraphError, RunStoppedError
+from timelyml.errors import (
+    ConfigError,
+    GraphError,
+    OperatorError,
+    RunStoppedError,
+)
 
 
 async def double(n):
@@ -182,6 +187,41 @@ def test_an_error_of_the_service_fails_the_run_with_its_line(cluster):
     assert "return 1 // n" in caught.value.traceback_text
 
 
+async def exit_at_once(x):
+    raise SystemExit("mine")
+
+
+async def cancel_itself(x):
+    raise asyncio.CancelledError("mine")
+
+
+async def exit_in_a_task(x):
+    await asyncio.create_task(exit_at_once(x))
+
+
+def exit_its_thread(x):
+    raise SystemExit("mine")
+
+
+@pytest.mark.parametrize("on_error", ["fail", "skip"])
+@pytest.mark.parametrize(
+    ("fn", "kind"),
+    [
+        (exit_at_once, "SystemExit: mine"),
+        (cancel_itself, "CancelledError: mine"),
+        (exit_in_a_task, "SystemExit: mine"),
+        (exit_its_thread, "SystemExit: mine"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_call_that_ends_by_an_exit_fails_the_run(cluster, fn, kind, on_error):
+    flow = Dataflow()
+    flow.source([1, 2]).map_async(fn, name="ask", on_error=on_error).collect()
+    match = f"'ask' failed on worker 0, shard 0: {kind}"
+    with pytest.raises(OperatorError, match=match):
+        cluster.run(flow)
+
+
 @pytest.mark.parametrize("is_plain", [True, False])
 def test_a_call_that_takes_too_long_fails(cluster, is_plain):
     async def answer(n):
@@ -206,6 +246,17 @@ def test_a_call_that_takes_too_long_fails(cluster, is_plain):
     assert found["out"] == [1, 2]
     assert found["failed"] == [(0, "TimeoutError", "a call took longer than 0.1 s")]
     time.sleep(3.2 if is_plain else 0)  # its thread ends when the function does
+
+
+def test_a_call_that_stops_the_loop_stops_no_other(cluster):
+    async def stop(x):
+        asyncio.get_running_loop().stop()
+        await asyncio.sleep(0.001)
+        return x
+
+    flow = Dataflow()
+    flow.source(range(20)).map_async(stop).collect()
+    assert cluster.run(flow)["out"] == list(range(20))
 
 
 def test_failed_calls_can_be_left_out(cluster):

@@ -68,7 +68,7 @@ class Pump:
                     room.clear()
                     if len(self._queue) >= ITEMS_AHEAD:
                         await room.wait()
-        except Exception as error:  # noqa: BLE001  raised where the worker reads
+        except BaseException as error:  # noqa: BLE001  raised where the worker reads
             self._error = error
         finally:
             self._is_over = True

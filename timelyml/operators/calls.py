@@ -21,11 +21,11 @@ Wake = Callable[[], None]
 
 
 class Finished(NamedTuple):
-    """What has become of one call: a result, or an error."""
+    """What has become of one call: a result, or an error, be it an exit."""
 
     ticket: int
     result: Any
-    error: Exception | None
+    error: BaseException | None
 
 
 class Calls(Protocol):
@@ -102,14 +102,14 @@ class LoopCalls:
         import asyncio  # noqa: PLC0415  loaded by the loop already
 
         result: Any = None
-        error: Exception | None = None
+        error: BaseException | None = None
         limit = asyncio.timeout(self._timeout_s)
         try:
             async with limit:
                 result = await self._fn(record)
         except TimeoutError as caught:
             error = _too_late(self._timeout_s) if limit.expired() else caught
-        except Exception as caught:  # noqa: BLE001  the user's function may raise any
+        except BaseException as caught:  # noqa: BLE001  or the loop would end, and nobody know
             error = caught
         desk.put(Finished(ticket, result, error))
 
@@ -207,6 +207,6 @@ class ThreadCalls:
                 result.close()
                 msg = "the function returned a coroutine; define it with async def"
                 raise TypeError(msg)  # noqa: TRY301  as if the user's function had
-        except Exception as error:  # noqa: BLE001  the user's function may raise any
+        except BaseException as error:  # noqa: BLE001  or the thread would end, and nobody know
             return Finished(ticket, None, error)
         return Finished(ticket, result, None)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
-from timelyml.errors import ConfigError
+from timelyml.errors import ConfigError, text_of
 from timelyml.runtime.shard import Shard
 from timelyml.runtime.tracebacks import user_traceback
 
@@ -82,7 +82,7 @@ def failed_record(shard: Shard, record: Any, error: BaseException) -> FailedReco
     return FailedRecord(
         record,
         type(error).__name__,
-        str(error),
+        text_of(error),
         user_traceback(error),
         shard.operator,
     )

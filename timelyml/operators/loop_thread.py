@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -18,6 +19,7 @@ class LoopThread:
     def __init__(self) -> None:
         self._loop: Any = None
         self._thread: threading.Thread | None = None
+        self._is_closing = False
         self._running: set[Any] = set()  # or tasks might be collected
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -38,6 +40,7 @@ class LoopThread:
     def close(self) -> None:
         """Cancel everything and end the loop, if there is one."""
         if self._thread is not None:
+            self._is_closing = True
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(JOIN_TIMEOUT_S)
             self._thread = None
@@ -52,7 +55,11 @@ class LoopThread:
 
         loop = self._loop
         asyncio.set_event_loop(loop)
-        loop.run_forever()
+        while not self._is_closing:
+            # A task of the user's that exits ends it, and who awaits the task is told;
+            # a user may stop it too. Others go on.
+            with contextlib.suppress(BaseException):
+                loop.run_forever()
         running = list(self._running)
         for task in running:
             task.cancel()

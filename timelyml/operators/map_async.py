@@ -216,8 +216,8 @@ class _Caller:
             _, record = shard.state.pop(ticket)
             if error is None:
                 results.append(result)
-            elif self._on_error == "fail":
-                raise error
+            elif self._on_error == "fail" or not isinstance(error, Exception):
+                raise error  # an exit is none of the record's failures
             elif self._on_error == "divert":
                 failed.append(failed_record(shard, record, error))
         if results:
