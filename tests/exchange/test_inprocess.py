@@ -79,6 +79,19 @@ def test_waiting_ends_with_a_wake_or_a_message_or_the_time():
     assert 0.04 < time.monotonic() - start < 10
 
 
+def test_looking_finds_a_message_or_a_wake_and_nothing_else():
+    hub = InProcessHub()
+    one = hub.transport(0)
+    assert not one.poll()
+    hub.transport(1).send(0, Progress)
+    assert one.poll()
+    one.receive()
+    one.wait(0)
+    assert not one.poll()
+    one.wake()
+    assert one.poll()
+
+
 def test_a_wake_from_another_thread_ends_the_wait():
     one = InProcessHub().transport(0)
     thread = threading.Thread(target=one.wake)

@@ -123,9 +123,7 @@ class Spy:
         self._link = link
         self._frames = frames
         self.monitors = link.monitors
-
-    def next_sequence(self, lane):
-        return self._link.next_sequence(lane)
+        self.sequences = link.sequences
 
     def send(self, lane, frames):
         self._frames.extend(frames)
@@ -261,6 +259,19 @@ def test_waiting_ends_with_a_wake_from_another_thread(alone):
     alone.wait(30)
     assert time.monotonic() - start < 10
     thread.join()
+
+
+def test_looking_finds_a_message_or_a_wake_and_nothing_else(bind):
+    with cluster(bind) as (one, two):
+        assert not two.poll()
+        two.wake()
+        assert two.poll()
+        assert not two.poll()
+        one.send(1, "hello")
+        until(two.poll, [one])
+        assert two.poll()  # until it is taken
+        assert [i.message for i in two.receive()] == ["hello"]
+        assert not two.poll()
 
 
 def test_many_wakes_end_one_wait(alone):

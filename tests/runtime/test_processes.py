@@ -169,7 +169,7 @@ def transport_of_this_worker():
 def test_a_broken_link_between_workers_ends_every_run_and_both_are_replaced():
     def lose_a_message(x):
         if x == 0:
-            sequences = transport_of_this_worker()._links[1]._sequences
+            sequences = transport_of_this_worker()._links[1].sequences
             sequences[:] = [sequence + 1 for sequence in sequences]
         return x
 

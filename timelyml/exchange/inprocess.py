@@ -71,6 +71,10 @@ class InProcessTransport:
                 self.metrics.messages_received[lane] += count
         return arrived
 
+    def poll(self) -> bool:
+        """Whether a message is there, or `wake` was called since the last `wait`."""
+        return bool(self._queues[0] or self._queues[1]) or self._awake.is_set()
+
     def wait(self, timeout_s: float) -> None:
         """Sleep until a message or `wake`, at most `timeout_s` seconds."""
         if timeout_s > 0 and not (self._queues[0] or self._queues[1]):

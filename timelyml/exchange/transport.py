@@ -102,6 +102,9 @@ class Transport(Protocol):
     def receive(self) -> list[Incoming]:
         """Return what has arrived, a bounded number, control before bulk."""
 
+    def poll(self) -> bool:
+        """Whether something may be there, without waiting."""
+
     def wait(self, timeout_s: float) -> None:
         """Return once something may be there, `wake` was called, or time is over."""
 

@@ -11,7 +11,7 @@ import zmq
 
 from timelyml.errors import ConfigError, UnreadableError, WireError
 from timelyml.exchange.codec import Codec
-from timelyml.exchange.frames import Kind, read_frames
+from timelyml.exchange.frames import read_frames
 from timelyml.exchange.security import CurveKeys
 from timelyml.exchange.transport import (
     Incoming,
@@ -25,6 +25,11 @@ LIMITS = (256, 64)
 """Messages per lane that one call takes."""
 
 CLOSED = "it closed its transport"
+
+# As plain ints: the enums of pyzmq would take 2 us of each message.
+_NOBLOCK = int(zmq.NOBLOCK)
+_EVENTS = int(zmq.EVENTS)
+_POLLIN = int(zmq.POLLIN)
 
 
 class Inbox:
@@ -45,11 +50,12 @@ class Inbox:
         self.heard: set[int] = set()  # peers that the latest call took something from
         self._codec = codec
         self._token = token
-        self._metrics = metrics
+        self._num_received = metrics.messages_received
+        self._bytes_received = metrics.bytes_received
+        self._refused: Counter[str] = metrics.frames_refused
         self._max_frame_bytes = max_frame_bytes
         self._context: zmq.Context[Any] = zmq.Context()
         self._links: dict[int, IncomingLink] = {}
-        self._refused_peers: set[int] = set()
         self._files: list[Path] = []
         self.sockets: list[zmq.Socket[bytes]] = []
 
@@ -84,64 +90,72 @@ class Inbox:
     def take(self, lane: int) -> list[Incoming]:
         """Return a bounded number of messages of a lane that has some."""
         pull = self.sockets[lane]
+        recv: Any = pull.recv
         arrived: list[Incoming] = []
         for _ in range(LIMITS[lane]):
-            frame = pull.recv(zmq.NOBLOCK, copy=False)
+            frame = recv(_NOBLOCK, False)
             frames = [frame.buffer]
             while frame.more:
-                frame = pull.recv(zmq.NOBLOCK, copy=False)
+                frame = recv(_NOBLOCK, False)
                 frames.append(frame.buffer)
             incoming = self._accept(lane, frames)
             if incoming is not None:
                 arrived.append(incoming)
             # Asking takes 1.5 us, a failed `recv` 5.
-            events: Any = pull.get(zmq.EVENTS)
-            if not events & zmq.POLLIN:
+            events: Any = pull.get(_EVENTS)
+            if not events & _POLLIN:
                 break
         return arrived
 
     def refuse(self, peer: int) -> None:
         """Take nothing from the peer any more."""
-        self._refused_peers.add(peer)
+        self._link(peer).is_refused = True
 
-    def _accept(self, lane: int, frames: Sequence[memoryview]) -> Incoming | None:
-        """Check the frames of one message and decode it."""
-        refused: Counter[str] = self._metrics.frames_refused
-        try:
-            received = read_frames(frames, self._token)
-        except WireError as error:
-            refused[error.values["reason"]] += 1
-            return None
-        peer = received.sender
-        if peer in self._refused_peers or peer in self.wrong:
-            refused["lost"] += 1
-            return None
-        self.heard.add(peer)
+    def _link(self, peer: int) -> IncomingLink:
         link = self._links.get(peer)
         if link is None:
             link = self._links[peer] = IncomingLink()
-        wrong = link.accept(lane, received.sequence)
-        if received.lane != lane:
-            wrong = f"a message of lane {received.lane} came on lane {lane}"
-        if wrong is None and received.kind == Kind.FAREWELL:
-            link.closed_lanes += 1
-            if link.closed_lanes == len(Lane):
-                self.wrong[peer] = CLOSED
+        return link
+
+    def _accept(self, lane: int, frames: Sequence[memoryview]) -> Incoming | None:
+        """Check the frames of one message and decode it."""
+        try:
+            said, kind, peer, sequence, body, buffers = read_frames(frames, self._token)
+        except WireError as error:
+            self._refused[error.values["reason"]] += 1
+            return None
+        link = self._links.get(peer) or self._link(peer)
+        if link.is_refused:
+            self._refused["lost"] += 1
+            return None
+        self.heard.add(peer)
+        wrong = link.accept(lane, said, sequence)
+        if wrong is None and kind:
+            self._farewell(peer, link)
             return None
         if wrong is None:
             try:
-                message = self._codec.decode(received.body, received.buffers)
+                message = self._codec.decode(body, buffers)
             except UnreadableError as error:
                 message = Unreadable(error.rest, error.__cause__ or error)
             except WireError as error:
                 wrong = str(error)
         if wrong is not None:
-            refused["link"] += 1
-            self.wrong[peer] = wrong
+            self._refused["link"] += 1
+            self._give_up(peer, wrong)
             return None
-        self._metrics.messages_received[lane] += 1
-        self._metrics.bytes_received[lane] += sum(map(len, frames))
+        self._num_received[lane] += 1
+        self._bytes_received[lane] += sum(map(len, frames))
         return Incoming(peer, message)
+
+    def _farewell(self, peer: int, link: IncomingLink) -> None:
+        link.closed_lanes += 1
+        if link.closed_lanes == len(Lane):
+            self._give_up(peer, CLOSED)
+
+    def _give_up(self, peer: int, reason: str) -> None:
+        self.wrong[peer] = reason
+        self.refuse(peer)
 
     def close(self) -> None:
         """Close the sockets at once; what was not taken is lost."""

@@ -23,6 +23,7 @@ _FATAL_EVENTS = {
     int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "the handshake failed: wrong keys",
 }
 _EVENT = struct.Struct("=HI")
+_NOBLOCK = int(zmq.NOBLOCK)  # the enum would take 0.5 us of each message
 
 
 class OutgoingLink:
@@ -31,7 +32,7 @@ class OutgoingLink:
     def __init__(
         self, context: zmq.Context[Any], endpoint: Endpoint, keys: CurveKeys | None
     ) -> None:
-        self._sequences = [0, 0]
+        self.sequences = [0, 0]  # of the next message on each lane
         self._sockets: list[zmq.Socket[bytes]] = []
         self.monitors: list[zmq.Socket[bytes]] = []
         self._broken: str | None = None
@@ -48,18 +49,14 @@ class OutgoingLink:
             self.monitors.append(socket.get_monitor_socket(sum(_FATAL_EVENTS)))
             socket.connect(address)
 
-    def next_sequence(self, lane: Lane) -> int:
-        """Return the number of the next message on a lane."""
-        return self._sequences[lane]
-
     def send(self, lane: Lane, frames: Sequence[Any]) -> None:
         """Queue the frames of one message; never blocks."""
         socket = self._sockets[lane]
         if len(frames) == 1:
-            socket.send(frames[0], zmq.NOBLOCK)
+            socket.send(frames[0], _NOBLOCK)
         else:
-            socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
-        self._sequences[lane] += 1
+            socket.send_multipart(frames, _NOBLOCK, copy=False)
+        self.sequences[lane] += 1
 
     def broken(self) -> str | None:
         """Return why a connection is gone, once a monitor has told so."""
@@ -81,14 +78,23 @@ class OutgoingLink:
 class IncomingLink:
     """Sequence numbers of what one peer sends, and which lanes it has closed."""
 
-    __slots__ = ("_expected", "closed_lanes")
+    __slots__ = ("_expected", "closed_lanes", "is_refused")
 
     def __init__(self) -> None:
         self._expected = [0, 0]
         self.closed_lanes = 0
+        self.is_refused = False
 
-    def accept(self, lane: int, sequence: int) -> str | None:
-        """Count a message; return what is wrong with its number, if anything."""
+    def accept(self, lane: int, said: int, sequence: int) -> str | None:
+        """Count a message of a lane; return what is wrong with it, if anything.
+
+        Args:
+            lane: That it came on.
+            said: The lane that it names itself.
+            sequence: Its number there.
+        """
+        if said != lane:
+            return f"a message of lane {said} came on lane {lane}"
         expected = self._expected[lane]
         if sequence == expected:
             self._expected[lane] = expected + 1

@@ -30,6 +30,9 @@ class Endpoint(Protocol):
 class Waitable(Protocol):
     """The part of a transport that the loop needs."""
 
+    def poll(self) -> bool:
+        """Whether something may have arrived."""
+
     def wait(self, timeout_s: float) -> None:
         """Block until something may have arrived, or the time is over."""
 
@@ -97,11 +100,21 @@ def drive(
         now = clock()
         if worked and spin_s:
             patience.worked(now)
-        if patience.goes_on(now):
-            os.sched_yield()
-            continue
         deadline = endpoint.next_deadline()
-        wait_s = MAX_WAIT_S if deadline is None else deadline - now
-        if wait_s > 0:
-            transport.wait(min(wait_s, MAX_WAIT_S))
-            patience.slept(clock() - now)
+        until = now + MAX_WAIT_S if deadline is None else deadline
+        while now < until and patience.goes_on(now):
+            if transport.poll():  # costs a fifth of a step that finds nothing
+                break
+            os.sched_yield()
+            now = clock()
+        else:
+            _sleep(transport, patience, until, clock)
+
+
+def _sleep(
+    transport: Waitable, patience: Patience, until: float, clock: Callable[[], float]
+) -> None:
+    now = clock()
+    if now < until:
+        transport.wait(min(until - now, MAX_WAIT_S))
+        patience.slept(clock() - now)

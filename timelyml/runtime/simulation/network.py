@@ -233,6 +233,10 @@ class SimTransport:
         count = min(len(self._inbox), MESSAGES_PER_RECEIVE)
         return [self._inbox.popleft() for _ in range(count)]
 
+    def poll(self) -> bool:
+        """Whether a message was delivered, or `wake` was called."""
+        return bool(self._inbox) or self.is_awake
+
     def wait(self, timeout_s: float) -> None:
         """Return at once: the scheduler does the waiting."""
 
