@@ -19,7 +19,7 @@ from timelyml.runtime.config import ProgressMode, RunConfig, ShippedRun
 from timelyml.runtime.controller import Controller
 from timelyml.runtime.effects import Effect, Ended
 from timelyml.runtime.loop import Endpoint
-from timelyml.runtime.messages import HANDSHAKE, DataMessage, Hello, ProgressMessage
+from timelyml.runtime.messages import HANDSHAKE, DataMessage, Hello
 from timelyml.runtime.run_state import RunPlan
 from timelyml.runtime.shipping import ship, worker_codec
 from timelyml.runtime.simulation.clock import SimClock
@@ -60,7 +60,7 @@ class Meter:
     def on_send(self, _sender: int, _receiver: int, message: object, _: int) -> None:
         """Take note of a message."""
         match message:
-            case ProgressMessage(batch):
+            case ProgressBatch() as batch:
                 self.traffic.messages += 1
                 self.traffic.size_bytes += self._bytes_of(batch) + HEADER_BYTES
             case DataMessage(progress=ProgressBatch() as batch):
@@ -69,7 +69,7 @@ class Meter:
 
     def _bytes_of(self, batch: ProgressBatch) -> int:
         if batch is not self._last:
-            body, _ = self._codec.encode(ProgressMessage(batch))
+            body, _ = self._codec.encode(batch)
             self._last, self._size_bytes = batch, len(body)
         return self._size_bytes
 

@@ -81,6 +81,18 @@ class Arrival(NamedTuple):
     payload: Any
 
 
+class Piece(NamedTuple):
+    shard: int
+    is_last: bool
+    payload: Any
+
+
+class Parcel(NamedTuple):
+    time: Time
+    pieces: tuple[Piece, ...]
+    progress: Changes | None = None
+
+
 @dataclass(frozen=True)
 class Checked:
     size: int
@@ -90,7 +102,17 @@ class Checked:
             raise ValueError("negative")
 
 
-TYPES = (Progress, Data, Credit, Connect, Report, Shutdown, Arrival, Checked)
+TYPES = (
+    Progress,
+    Data,
+    Credit,
+    Connect,
+    Report,
+    Shutdown,
+    Arrival,
+    Parcel,
+    Checked,
+)
 
 MESSAGES = (
     Progress(Changes(1, 2, 3, ((4, 5, -1), (4, (5, 0), 2)))),
@@ -101,6 +123,8 @@ MESSAGES = (
     Report(1, {"a": {"b": (1, 2.5)}}, ((1, (2, 3), "site"), ()), "idle", b"x", 0.5),
     Shutdown(),
     Arrival(1, [(1, 2), (3, 4)]),
+    Parcel(5, (Piece(0, True, ["a", ("b", 1)]), Piece(1, False, None))),
+    Parcel((5, 1), (), Changes(1, -1, 0, ((4, 5, -1),))),
     Checked(5),
 )
 

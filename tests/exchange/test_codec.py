@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from timelyml.errors import InvariantError, PayloadError, WireError
-from timelyml.exchange import Codec
+from timelyml.exchange import Codec, schema
 
-from .samples import MESSAGES, Checked, Credit, Part, codec
+from .samples import MESSAGES, Checked, Credit, Parcel, Part, Piece, codec
 
 
 class Colour(enum.IntEnum):
@@ -269,6 +269,35 @@ def test_a_message_of_the_wrong_shape_is_refused():
     for fields in ([1, True], [1, True, 0, 0], ["1", True, 0], [1, 1, 0], 7, "abc"):
         with pytest.raises(WireError):
             codec().decode(msgpack.packb([index, fields, 0]), [])
+
+
+def test_a_named_tuple_of_the_wrong_shape_is_refused_whatever_came_before_it():
+    shared = codec()
+    index = list(shared._schemas).index(Piece)
+
+    def decoded(*fields):
+        return shared.decode(msgpack.packb([index, fields, 0]), [])
+
+    for _ in range(2):
+        assert decoded(1, True, [7]) == Piece(1, True, [7])
+        for fields in ([1, True], [1, True, 0, 0], ["1", True, [7]], [1, 1, [7]]):
+            with pytest.raises(WireError):
+                decoded(*fields)
+    with pytest.raises(WireError):
+        shared.decode(msgpack.packb([index, {1: 2, 3: 4, 5: 6}, 0]), [])
+
+
+def test_a_named_tuple_takes_what_numpy_computed_for_plain_values():
+    back = carried(Parcel(0, (Piece(np.int64(1), np.True_, [1]),)))
+    assert [type(value) for value in back.pieces[0]] == [int, bool, list]
+
+
+def test_more_kinds_of_payload_than_are_remembered_fit_a_named_tuple(monkeypatch):
+    monkeypatch.setattr(schema, "_MANY_KINDS", 1)
+    shared = codec()
+    for payload in [[1], "a", 1, None, 2.5, b"x", {"a": 1}] * 2:
+        message = Piece(0, True, payload)
+        assert shared.decode(*shared.encode(message)) == message
 
 
 def test_a_message_that_its_own_class_refuses_is_refused():

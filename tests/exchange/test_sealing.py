@@ -7,7 +7,17 @@ import pytest
 
 from timelyml.exchange import seal_message
 
-from .samples import MESSAGES, Arrival, Block, Data, Part, Report, data
+from .samples import (
+    MESSAGES,
+    Arrival,
+    Block,
+    Data,
+    Parcel,
+    Part,
+    Piece,
+    Report,
+    data,
+)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +57,14 @@ def test_an_array_in_an_optional_part_becomes_read_only():
     seal_message(Perhaps(None))
     seal_message(Perhaps(Part(0, False, array)))
     assert not array.flags.writeable
+
+
+def test_named_tuples_are_sealed_as_dataclasses_are():
+    arrays = [np.zeros(2) for _ in range(2)]
+    seal_message(
+        Parcel(0, (Piece(0, True, arrays[0]), Piece(1, True, {"x": arrays[1]})))
+    )
+    assert not any(array.flags.writeable for array in arrays)
 
 
 def test_all_parts_of_all_blocks_are_sealed():

@@ -35,9 +35,11 @@ def test_draining_returns_everything_once(changes: list[tuple[int, int]]) -> Non
     assert batch.items() == []
 
 
-def test_memory_is_that_of_the_distinct_keys() -> None:
+def test_memory_is_that_of_the_keys_that_did_not_cancel() -> None:
     batch: ChangeBatch[int] = ChangeBatch()
     for index in range(10_000):
         batch.update(index % 5, 1)
-        assert len(batch._pending) <= 64
+        batch.update(5 + index, 1)
+        batch.update(5 + index, -1)
+        assert len(batch._counts) <= 5
     assert batch.items() == [(key, 2_000) for key in range(5)]

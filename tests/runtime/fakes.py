@@ -15,7 +15,6 @@ from timelyml.runtime.messages import (
     Drop,
     Dropped,
     Hello,
-    ProgressMessage,
     Ready,
 )
 from timelyml.runtime.operator import Logic
@@ -64,8 +63,7 @@ class FakeWorker:
         return found[-1]
 
     def progress(self, sequence, *changes, generation=1):
-        batch = ProgressBatch(generation, self.index, sequence, tuple(changes))
-        self.say(ProgressMessage(batch))
+        self.say(ProgressBatch(generation, self.index, sequence, tuple(changes)))
 
 
 class Keeper:

@@ -21,6 +21,7 @@ from timelyml.errors import (
     RunStoppedError,
 )
 from timelyml.exchange import CONTROLLER, LinkFailure
+from timelyml.progress import ProgressBatch
 from timelyml.runtime.effects import FrontierMoved, Inspected, Released, Started
 from timelyml.runtime.failure import operator_failure, pack_error
 from timelyml.runtime.messages import (
@@ -34,7 +35,6 @@ from timelyml.runtime.messages import (
     Inspect,
     LinkLost,
     OperatorMessage,
-    ProgressMessage,
     Report,
     Shutdown,
     Start,
@@ -244,7 +244,7 @@ def test_the_accumulator_sends_whole_batches_to_every_worker_in_its_own_sequence
     scene.release_all(scene.workers[1])
     scene.settle()
     for worker in scene.workers:
-        batches = [m.batch for m in worker.listen() if isinstance(m, ProgressMessage)]
+        batches = [m for m in worker.listen() if isinstance(m, ProgressBatch)]
         assert [batch.sequence for batch in batches] == list(range(len(batches)))
         assert {batch.sender for batch in batches} == {CONTROLLER}
         total = {}

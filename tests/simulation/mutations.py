@@ -6,7 +6,6 @@ Each function patches exactly one behaviour; its docstring says which.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 
 from timelyml.exchange import CreditLedger, records_of
 from timelyml.progress import (
@@ -40,20 +39,21 @@ def split_batch(patch):
             return batch
         half = len(batch.changes) // 2
         self.record_many(batch.changes[half:])
-        return replace(batch, changes=batch.changes[:half])
+        return batch._replace(changes=batch.changes[:half])
 
     patch.setattr(ProgressLog, "take", take_half)
 
 
 def drop_negative_count(patch):
     """A count below zero is dropped."""
-    update = Tracker.update
+    update_many = Tracker.update_many
 
-    def update_at_least_zero(self, location, time, delta):
-        before = self._stamps[location].get(time, 0)
-        update(self, location, time, max(delta, -before))
+    def update_at_least_zero(self, changes):
+        for location, time, delta in changes:
+            before = self._stamps[location].get(time, 0)
+            update_many(self, [(location, time, max(delta, -before))])
 
-    patch.setattr(Tracker, "update", update_at_least_zero)
+    patch.setattr(Tracker, "update_many", update_at_least_zero)
 
 
 def count_initial_capabilities_for_every_pair(patch):
@@ -85,7 +85,7 @@ def count_after_compaction(patch):
 
     def consumed_distinct(self, arrival):
         distinct = len({int(record) for record in records_of(arrival.part.payload)})
-        part = replace(arrival.part, weight=max(1, distinct))
+        part = arrival.part._replace(weight=max(1, distinct))
         consumed(self, arrival._replace(part=part))
 
     patch.setattr(Dataflow, "consumed", consumed_distinct)
@@ -97,7 +97,7 @@ def read_frontier_mid_batch(patch):
     def apply_half(self):
         changes = getattr(self, "rest", [])
         for batch in self._ready:
-            changes.extend(batch.changes)
+            changes.extend(batch)
         self._ready = []
         if not changes:
             return None

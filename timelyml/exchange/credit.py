@@ -48,7 +48,10 @@ class CreditLedger:
         Raises:
             InvariantError: There is no credit for it.
         """
-        if size_bytes < 0 or not self.can_send(size_bytes):
+        outstanding = self.outstanding_bytes
+        if size_bytes < 0 or (
+            outstanding and outstanding + size_bytes > self.limit_bytes
+        ):
             raise InvariantError(
                 f"a block leaves without credit; got {size_bytes} bytes with "
                 f"{self.outstanding_bytes} outstanding; expected at most "

@@ -16,13 +16,14 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from timelyml.errors import InvariantError
+from timelyml.errors import InvariantError, WireError
 from timelyml.exchange.garbled import garbled
 
 Convert: TypeAlias = Callable[[Any], Any]
 
 _SCALARS = (int, float, bool, str, bytes)
 _ROW_VALUES = {*_SCALARS, tuple}
+_MANY_KINDS = 64  # combinations of types to remember for one class
 
 
 class _Field(NamedTuple):
@@ -89,7 +90,8 @@ def field_names(cls: type[Any]) -> tuple[str, ...]:
     return tuple(cls._fields)
 
 
-def _is_record(hint: Any) -> bool:
+def is_record(hint: Any) -> bool:
+    """Whether it is a class of named fields: a dataclass or a named tuple."""
     return isinstance(hint, type) and (
         dataclasses.is_dataclass(hint)
         or (issubclass(hint, tuple) and hasattr(hint, "_fields"))
@@ -102,7 +104,7 @@ def _nested_classes(cls: type[Any]) -> Iterator[type[Any]]:
     while waiting:
         hint = waiting.pop(0)
         waiting += typing.get_args(hint)
-        if _is_record(hint) and hint not in seen:
+        if is_record(hint) and hint not in seen:
             seen.add(hint)
             yield hint
             waiting += typing.get_type_hints(hint).values()
@@ -115,6 +117,8 @@ def _generate(cls: type[Any], fields: dict[str, _Field]) -> tuple[Convert, Conve
     plain slotted class is filled through its slots, since the `__init__` of a frozen
     one takes twice as long.
     """
+    if issubclass(cls, tuple):
+        return _generate_for_tuple(cls, list(fields.values()))
     names = list(fields)
     variables = "".join(f"{name}, " for name in names)
     # A field may be called like anything but these.
@@ -155,6 +159,52 @@ def _generate(cls: type[Any], fields: dict[str, _Field]) -> tuple[Convert, Conve
     return scope["encode"], scope["decode"]
 
 
+def _generate_for_tuple(
+    cls: type[Any], fields: Sequence[_Field]
+) -> tuple[Convert, Convert]:
+    """Return the same for a named tuple, which is what every step sends.
+
+    The types of all its values are looked up at once, where those of one before it
+    have been checked: 0.9 instead of 2 us for six fields.
+    """
+    known: set[tuple[type[Any], ...]] = set()
+    scalars = [(at, f.decode) for at, f in enumerate(fields) if f.plain in _SCALARS]
+
+    def check(values: Any) -> list[Any]:
+        if type(values) is not list or len(values) != len(fields):
+            _refuse(cls, values)
+        checked = list(values)
+        for at, decode in scalars:
+            checked[at] = decode(checked[at]) if decode else checked[at]
+        if len(known) < _MANY_KINDS:
+            known.add(tuple(map(type, checked)))
+        return checked
+
+    scope: dict[str, Any] = {"cls": cls, "new": tuple.__new__}
+    scope |= {"known": known, "check": check}
+    encoding, decoding = [], []
+    for at, field in enumerate(fields):
+        scope[f"encode_{at}"], scope[f"decode_{at}"] = field.encode, field.decode
+        test = f"if values[{at}] is not None: " if field.is_optional else ""
+        if field.encode:
+            encoding.append(f" {test}values[{at}] = encode_{at}(values[{at}])")
+        if field.decode and field.plain not in _SCALARS:
+            decoding.append(f" {test}values[{at}] = decode_{at}(values[{at}])")
+    lines = [
+        "def encode(message):",
+        " values = list(message)",
+        *encoding,
+        " return values",
+        "def decode(values):",
+        " if type(values) is not list or tuple(map(type, values)) not in known:",
+        "  values = check(values)",
+        *decoding,
+        " return new(cls, values)",
+    ]
+    exec("\n".join(lines), scope)  # noqa: S102 - holds only indices of fields
+    return scope["encode"], scope["decode"]
+
+
 def _has_plain_slots(cls: type[Any]) -> bool:
     return (
         dataclasses.is_dataclass(cls)
@@ -182,7 +232,7 @@ def _field_of(
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint in _SCALARS:
         return _Field(None, _scalar_decoder(hint), hint)
-    if _is_record(hint):
+    if is_record(hint):
         schema = registry[hint]
         schema.compile(registry, any_field)
         if schema.decode is list:  # still at it
@@ -203,7 +253,7 @@ def _union_field(
 ) -> _Field:
     """Convert `Record | None` by its record; other unions are user values."""
     records = [option for option in options if option is not type(None)]
-    if len(records) != 1 or not _is_record(records[0]):
+    if len(records) != 1 or not is_record(records[0]):
         return _Field(None, None)
     inner = _field_of(records[0], registry, any_field)
     return _Field(inner.encode, inner.decode, type(None), is_optional=True)
@@ -234,21 +284,28 @@ def _flatten_rows(rows: Any) -> list[Any]:
 
 def _rows_decoder(width: int) -> Convert:
     def decode_rows(flat: Any) -> Any:
-        if type(flat) is list and not _ROW_VALUES.issuperset(map(type, flat)):
-            flat = [v.item() if isinstance(v, np.generic) else v for v in flat]
-        if (
-            type(flat) is not list
-            or len(flat) % width
-            or not _ROW_VALUES.issuperset(map(type, flat))
-        ):
-            raise garbled(
-                "a message holds malformed rows",
-                f"{flat!r:.80}",
-                f"plain values in groups of {width}",
-                width=width,
-            )
+        if type(flat) is not list or not _ROW_VALUES.issuperset(map(type, flat)):
+            flat = _without_numpy(flat)
+        if len(flat) % width:
+            raise _malformed(flat)
         values = iter(flat)
         return tuple(zip(*(values,) * width, strict=True))
+
+    def _without_numpy(flat: Any) -> list[Any]:
+        """Return rows whose sender computed some values with numpy."""
+        if type(flat) is list:
+            plain = [v.item() if isinstance(v, np.generic) else v for v in flat]
+            if _ROW_VALUES.issuperset(map(type, plain)):
+                return plain
+        raise _malformed(flat)
+
+    def _malformed(flat: Any) -> WireError:
+        return garbled(
+            "a message holds malformed rows",
+            f"{flat!r:.80}",
+            f"plain values in groups of {width}",
+            width=width,
+        )
 
     return decode_rows
 
@@ -259,7 +316,7 @@ def _items_encoder(field: _Field) -> Convert:
         return list
     if field.is_optional:
         return lambda items: [None if i is None else encode(i) for i in items]
-    return lambda items: [encode(item) for item in items]
+    return lambda items: list(map(encode, items))
 
 
 def _items_decoder(field: _Field) -> Convert:
@@ -274,6 +331,8 @@ def _items_decoder(field: _Field) -> Convert:
             )
         if decode is None:
             return tuple(items)
+        if plain is None:
+            return tuple(map(decode, items))
         return tuple([i if type(i) is plain else decode(i) for i in items])
 
     return decode_items

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from timelyml.exchange.payload import seal
+from timelyml.exchange.schema import field_names, is_record
 
 Sealer: TypeAlias = Callable[[Any], None]
 
@@ -34,10 +35,10 @@ def seal_message(message: object) -> None:
 def _sealer_of(cls: type[Any]) -> Sealer | None:
     if cls in _PLAIN:
         return None
-    if not dataclasses.is_dataclass(cls):
+    if not is_record(cls):
         return _seal_value
     hints = typing.get_type_hints(cls)
-    found = [(f.name, _sealer_of_hint(hints[f.name])) for f in dataclasses.fields(cls)]
+    found = [(name, _sealer_of_hint(hints[name])) for name in field_names(cls)]
     inner = [(name, sealer) for name, sealer in found if sealer is not None]
     if not inner:
         return None

@@ -41,7 +41,10 @@ def size_bytes(payload: Payload) -> int:
 
 
 def _record_bytes(record: Any, nesting: int) -> int:
-    size = _FIXED_BYTES.get(type(record), _OTHER_BYTES)
+    fixed = _FIXED_BYTES.get(type(record))
+    if fixed is not None:
+        return fixed
+    size = _OTHER_BYTES
     if isinstance(record, (str, bytes, bytearray)):
         size = 56 + len(record)
     elif isinstance(record, (np.ndarray, np.generic)):

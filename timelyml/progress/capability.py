@@ -13,7 +13,13 @@ from types import TracebackType
 from typing import NoReturn, Self, TypeAlias
 
 from timelyml.errors import CapabilityError, InvariantError
-from timelyml.progress.timestamp import Timestamp, check_time, depth_of, less_equal
+from timelyml.progress.timestamp import (
+    TIME_LIMIT,
+    Timestamp,
+    check_time,
+    depth_of,
+    less_equal,
+)
 
 Record: TypeAlias = Callable[[int, Timestamp, int], None]
 
@@ -137,6 +143,9 @@ class Capability:
             )
 
     def _check_later(self, time: Timestamp, action: str) -> None:
+        now = self._time
+        if type(time) is int and type(now) is int and now <= time < TIME_LIMIT:
+            return  # spares 2 us
         check_time(time, depth_of(self._time), f"capability from {self.site}")
         if not less_equal(self._time, time):
             raise CapabilityError(

@@ -39,21 +39,31 @@ class OpenInts:
     # `Any`: one instance sees times of one kind, which mypy cannot be told cheaply.
     def apply(self, changes: Iterable[tuple[Any, int]]) -> list[tuple[Any, int]]:
         """Add each `(time, delta)`; return the net changes of the frontier."""
-        counts, heap = self.counts, self._heap
+        counts = self.counts
         for time, delta in changes:
             before = counts.get(time)
             if before is None:
                 if delta:
                     counts[time] = delta
-                    heappush(heap, time)
-                continue
-            after = counts[time] = before + delta
-            if not after:
-                self._num_markers += before != 0
-            elif not before:
-                self._num_markers -= 1
+                    heappush(self._heap, time)
+            elif delta:
+                after = counts[time] = before + delta
+                if not after:
+                    self._num_markers += 1
+                elif not before:
+                    self._num_markers -= 1
+        return self._surface()
+
+    def _surface(self) -> list[tuple[int, int]]:
+        """Drop the markers on top; return how that and what is new move the frontier."""
+        heap = self._heap
         if self._num_markers:
-            self._drop_markers()
+            counts = self.counts
+            while heap and not counts[heap[0]]:
+                del counts[heappop(heap)]
+                self._num_markers -= 1
+            if self._num_markers > _FEW_MARKERS:
+                self._drop_markers()
         frontier = self.frontier
         before = frontier.least
         after = heap[0] if heap else TIME_LIMIT
@@ -69,11 +79,9 @@ class OpenInts:
         return [(after, 1), (before, -1)]
 
     def _drop_markers(self) -> None:
+        """Drop all markers, once they outnumber the open times."""
         counts, heap = self.counts, self._heap
-        while heap and not counts[heap[0]]:
-            del counts[heappop(heap)]
-            self._num_markers -= 1
-        if self._num_markers > _FEW_MARKERS and 2 * self._num_markers > len(heap):
+        if 2 * self._num_markers > len(heap):
             for time in [time for time in heap if not counts[time]]:
                 del counts[time]
             heap[:] = counts

@@ -10,7 +10,7 @@ their sum under its own sequence. (Naiad, section 3.3; its accumulators.)
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from timelyml.errors import ProgressProtocolError
 from timelyml.progress.antichain import MutableAntichain
@@ -19,11 +19,11 @@ from timelyml.progress.timestamp import Timestamp
 from timelyml.progress.tracker import Change, Tracker
 
 
-@dataclass(frozen=True, slots=True)
-class ProgressBatch:
+class ProgressBatch(NamedTuple):
     """Changes of pointstamps that are applied together, or not at all.
 
-    `sequence` counts the batches of `sender` in `generation` from 0.
+    `sequence` counts the batches of `sender` in `generation` from 0. A message by
+    itself, of every step: a tuple takes 0.3 us to make, a frozen dataclass 1.
     """
 
     generation: int
@@ -65,6 +65,8 @@ class ProgressLog:
             tracker: The sender's own; what it was not told counts as not done.
             force: Send even if no frontier could move.
         """
+        if not (self._fresh or self._held):
+            return None
         fresh = self._fresh.drain()
         if self._held:
             self._hold(fresh)
@@ -148,6 +150,9 @@ class ProgressInbox:
             )
         sender, sequence = batch.sender, batch.sequence
         expected = self._expected.get(sender, 0)
+        if sequence == expected and not self._early:
+            self._expected[sender] = expected + 1
+            return [batch]
         early = self._early.get(sender)
         if sequence < expected or (early is not None and sequence in early):
             raise _refusal(

@@ -78,7 +78,13 @@ class Summary:
         Raises:
             TimeError: If `time` has fewer coordinates than are kept.
         """
-        kept = (time,) if isinstance(time, int) else time
+        if isinstance(time, int):
+            if self.keep == 1 and not self.append:  # along a top-level feedback
+                later = time + self.add[0]
+                return later if later < TIME_LIMIT else None
+            kept: tuple[int, ...] = (time,)
+        else:
+            kept = time
         if len(kept) < self.keep:
             raise TimeError(
                 f"summary does not fit its timestamp; got {time!r}; expected at least"

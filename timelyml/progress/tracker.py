@@ -199,27 +199,26 @@ class Tracker:
 
     def update(self, location: int, time: Timestamp, delta: int) -> None:
         """Add `delta` to the count of a pointstamp, as of the next `propagate`."""
-        stamps = self._stamps[location]
-        before = stamps.get(time, 0)
-        after = before + delta
-        if after:
-            stamps[time] = after
-            if not before:
-                self._num_stamps += 1
-        elif before:
-            del stamps[time]  # or every past time stays in memory
-            self._num_stamps -= 1
-        if before > 0:
-            if after <= 0:
-                self._ports[location].push(time, -1, self._dirty)
-        elif after > 0:
-            self._ports[location].push(time, 1, self._dirty)
+        self.update_many(((location, time, delta),))
 
     def update_many(self, changes: Iterable[Change]) -> None:
         """Add each `(location, time, delta)`, as of the next `propagate`."""
-        update = self.update
         for location, time, delta in changes:
-            update(location, time, delta)
+            stamps = self._stamps[location]
+            before = stamps.get(time, 0)
+            after = before + delta
+            if after:
+                stamps[time] = after
+                if not before:
+                    self._num_stamps += 1
+            elif before:
+                del stamps[time]  # or every past time stays in memory
+                self._num_stamps -= 1
+            if before > 0:
+                if after <= 0:
+                    self._ports[location].push(time, -1, self._dirty)
+            elif after > 0:
+                self._ports[location].push(time, 1, self._dirty)
 
     def propagate(self) -> list[Change]:
         """Bring every frontier up to date; return the net changes of all of them."""

@@ -8,7 +8,7 @@ and spends credit; an `InQueue` holds what arrived until its operator runs.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -32,6 +32,8 @@ ALL_LOCAL_SHARDS = -1
 Record = Callable[[int, Timestamp, int], None]
 Target = int | npt.NDArray[np.integer[Any]] | None
 """Whom a send names on a direct edge: one shard, or one for each row."""
+Routed = tuple[int, int, Any]
+"""A worker, a shard of the receiver there, and the rows for it."""
 
 
 class Arrival(NamedTuple):
@@ -94,16 +96,16 @@ class OutChannel:
         if not (self.is_dense or num_records(payload)):
             return
         total = 0
+        outbox, metrics = self._outbox, self.metrics
         for peer, shard, rows in self._route(source_shard, payload, target):
             weight = max(1, num_records(rows))
             total += weight
             size = size_bytes(rows)
             part = Part(source_shard, shard, weight, is_last, size, rows)
-            self._outbox.add(self.spec, peer, sent_at, part)
-            metrics = self.metrics
+            outbox.add(self.spec, peer, sent_at, part)
             metrics.parts += 1
             metrics.records += weight
-            if peer == self._outbox.worker_index:
+            if peer == outbox.worker_index:
                 metrics.bytes_local += size
             else:
                 metrics.bytes_remote += size
@@ -115,40 +117,34 @@ class OutChannel:
         """Shards among which the sender names one; None if the edge decides."""
         return len(self._owners) if isinstance(self.spec.pact, Direct) else None
 
-    def _route(
-        self, source_shard: int, payload: Any, target: Target
-    ) -> Iterator[tuple[int, int, Any]]:
-        """Yield (worker, target shard, rows); only what has to be sent."""
+    def _route(self, source_shard: int, payload: Any, target: Target) -> list[Routed]:
+        """Return only what has to be sent."""
         pact = self.spec.pact
         owners = self._owners
         if isinstance(pact, Pipeline):
-            yield owners[source_shard], source_shard, payload
-        elif isinstance(pact, Broadcast):
-            for worker in self._workers:
-                yield worker, ALL_LOCAL_SHARDS, payload
-        elif isinstance(pact, Gather):
-            yield owners[pact.shard], pact.shard, payload
-        elif isinstance(pact, Exchange):
-            yield from self._spread(payload, route(pact, payload, len(owners)))
-        elif isinstance(target, np.ndarray):
+            return [(owners[source_shard], source_shard, payload)]
+        if isinstance(pact, Broadcast):
+            return [(worker, ALL_LOCAL_SHARDS, payload) for worker in self._workers]
+        if isinstance(pact, Gather):
+            return [(owners[pact.shard], pact.shard, payload)]
+        if isinstance(pact, Exchange):
+            return self._spread(payload, route(pact, payload, len(owners)))
+        if isinstance(target, np.ndarray):
             parts = split_by_destination(payload, target, len(owners))
-            yield from self._spread(payload, parts)
-        else:
-            yield self._direct(target, payload)
+            return self._spread(payload, parts)
+        return [self._direct(target, payload)]
 
-    def _spread(
-        self, payload: Any, parts: list[tuple[int, Any]]
-    ) -> Iterator[tuple[int, int, Any]]:
-        """Yield the parts, and empty ones for all others where the edge is dense."""
-        for shard, rows in parts:
-            yield self._owners[shard], shard, rows
+    def _spread(self, payload: Any, parts: list[tuple[int, Any]]) -> list[Routed]:
+        """Return the parts, and empty ones for all others where the edge is dense."""
+        routed = [(self._owners[shard], shard, rows) for shard, rows in parts]
         if self.is_dense:  # a dense consumer counts on every block
             served = {shard for shard, _ in parts}
             for shard, worker in enumerate(self._owners):
                 if shard not in served:
-                    yield worker, shard, slice_rows(payload, 0, 0)
+                    routed.append((worker, shard, slice_rows(payload, 0, 0)))
+        return routed
 
-    def _direct(self, target: int | None, payload: Any) -> tuple[int, int, Any]:
+    def _direct(self, target: int | None, payload: Any) -> Routed:
         num_shards = len(self._owners)
         if target is None or not 0 <= target < num_shards:
             msg = (
@@ -251,16 +247,17 @@ class Outbox:
         """Whether anything is ready to leave this worker."""
         return bool(self._frames)
 
-    def take(self) -> Iterator[tuple[int, tuple[Block, ...], int]]:
-        """Yield (worker, blocks, bytes) of everything ready, and forget it."""
+    def take(self) -> list[tuple[int, tuple[Block, ...], int]]:
+        """Return (worker, blocks, bytes) of everything ready, and forget it."""
+        if not self._frames:
+            return []
         frames, self._frames = self._frames, {}
         sizes, self._frame_bytes = self._frame_bytes, {}
-        for peer, blocks in frames.items():
-            yield (
-                peer,
-                tuple(
-                    Block(channel, time, tuple(parts))
-                    for (channel, time), parts in blocks.items()
-                ),
-                sizes[peer],
-            )
+        taken = []
+        for peer, found in frames.items():
+            blocks = [
+                Block(channel, time, tuple(parts))
+                for (channel, time), parts in found.items()
+            ]
+            taken.append((peer, tuple(blocks), sizes[peer]))
+        return taken

@@ -19,7 +19,6 @@ from timelyml.runtime.build import initial_counts
 from timelyml.runtime.config import INPUT_KIND, PROBE_KIND, ProgressMode
 from timelyml.runtime.effects import Effect, FrontierMoved, OldestEpochs, Send
 from timelyml.runtime.epochs import ends_reached
-from timelyml.runtime.messages import ProgressMessage
 
 
 class ControllerProgress:
@@ -74,8 +73,7 @@ class ControllerProgress:
             changes, merged = self._accumulator.settle(self.tracker)
             moved.update(change[0] for change in changes)
             if merged is not None:
-                message = ProgressMessage(merged)
-                effects += [Send(w, message) for w in range(self._num_workers)]
+                effects += [Send(w, merged) for w in range(self._num_workers)]
         return effects + self._observed(moved)
 
     def oldest_epochs(self) -> dict[int, int | None]:

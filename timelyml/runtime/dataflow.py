@@ -9,13 +9,14 @@ is atomic by construction.
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from timelyml.errors import InvariantError, PayloadError
 from timelyml.exchange import CONTROLLER, Codec, Lane, SpillingQueue, Transport
 from timelyml.graph import Graph
-from timelyml.progress import CapabilityTable, Timestamp, Tracker
+from timelyml.progress import CapabilityTable, ProgressBatch, Timestamp, Tracker
 from timelyml.runtime.build import build_instances, initial_counts
 from timelyml.runtime.channels import Arrival, Outbox, OutChannel
 from timelyml.runtime.config import INPUT_KIND, RunConfig
@@ -26,7 +27,6 @@ from timelyml.runtime.messages import (
     DataMessage,
     Emitted,
     Part,
-    ProgressMessage,
     Stopping,
 )
 from timelyml.runtime.metering import Holding, holdings_of, metrics_of
@@ -43,6 +43,7 @@ MAX_ROUNDS = 4
 TURN_S = 0.01  # one operator's share of a turn, so that none keeps the worker
 STATE_CHECK_ACTIVATIONS = 8  # measuring costs as much as there is state
 PIGGYBACK_BYTES = 64 * 1024  # progress must not queue behind more data than this
+_location_of = itemgetter(0)  # of a change
 
 
 class Dataflow:
@@ -97,6 +98,10 @@ class Dataflow:
             for spec in graph.operators
             for port in range(spec.num_inputs)
         }
+        self._targets = [channel.target for channel in graph.channels]
+        self._target_locations = [
+            graph.location_of_input(at.operator, at.port) for at in self._targets
+        ]
         self._gate = EpochGate(graph, self.tracker, config.max_epochs_ahead)
         self.spills = {
             channel.index: self._make_spill(
@@ -134,23 +139,27 @@ class Dataflow:
     def step(self) -> bool:
         """Take one turn; True if anything was done."""
         self._run_timers()
-        worked = False
+        worked = bool(self._active)
+        if worked:
+            self._run_round()  # before progress: others wait for what data leads to
         for _ in range(MAX_ROUNDS):
             changes = self.progress.apply()
-            if changes:
-                self._frontiers_moved(changes)
-            if self._active:
-                self._run_active()
-            elif changes is None:
+            if changes is None:
                 break
             worked = True
-            if not self.progress.tell_itself():
-                break
-            if self._has_consumed or self.outbox.has_frames:
-                # Others wait for this; what only this worker waits for comes after.
-                self._flush()
+            if changes:
+                self._frontiers_moved(changes)
+            self._run_round()
         self._flush()
         return worked
+
+    def _run_round(self) -> None:
+        if self._active:
+            self._run_active()
+        is_told = self.progress.tell_itself()
+        if is_told and (self._has_consumed or self.outbox.has_frames):
+            # Others wait for this; what only this worker waits for comes after.
+            self._flush()
 
     def has_work(self) -> bool:
         """Whether `step` would do something even if nothing arrives."""
@@ -255,8 +264,7 @@ class Dataflow:
     def consumed(self, arrival: Arrival) -> None:
         """Count an arrival as consumed: its operator had its chance to retain."""
         self._has_consumed = True
-        target = self.graph.channels[arrival.channel].target
-        location = self.graph.location_of_input(target.operator, target.port)
+        location = self._target_locations[arrival.channel]
         self.progress.record(location, arrival.time, -arrival.part.weight)
 
     def activate(self, operator: int, shard: int, after_s: float) -> None:
@@ -290,7 +298,8 @@ class Dataflow:
 
     def _frontiers_moved(self, changes: list[tuple[int, Timestamp, int]]) -> None:
         owners = self._input_owner
-        for operator in {owners[c[0]] for c in changes if c[0] in owners}:
+        for location in owners.keys() & map(_location_of, changes):
+            operator = owners[location]
             self.instances[operator].frontier_moved()
             self._active.add(operator)
         for operator, shard in self._gate.take_waiters():
@@ -325,19 +334,18 @@ class Dataflow:
         batch = self.progress.take()
         is_broadcast = self.progress.is_broadcast
         told: set[int] = set()
-        if self.outbox.has_frames:
-            for peer, blocks, size in self.outbox.take():
-                rides = batch is not None and is_broadcast and size <= PIGGYBACK_BYTES
-                if rides:
-                    told.add(peer)
-                message = DataMessage(self.generation, blocks, batch if rides else None)
-                self._send_data(peer, message)
+        for peer, blocks, size in self.outbox.take():
+            rides = batch is not None and is_broadcast and size <= PIGGYBACK_BYTES
+            if rides:
+                told.add(peer)
+            message = DataMessage(self.generation, blocks, batch if rides else None)
+            self._send_data(peer, message)
         if batch is not None:
             self._tell(batch, told)
         if is_broadcast:
             merged = self.progress.take_for_controller()
             if merged is not None:
-                self._send_progress(CONTROLLER, ProgressMessage(merged))
+                self._send_progress(CONTROLLER, merged)
         for peer, refunds in self._refunds.take_due():
             self._transport.send(peer, CreditMessage(self.generation, refunds))
 
@@ -348,20 +356,19 @@ class Dataflow:
             failure = unsendable_failure(self.graph, message, error, self.worker_index)
             raise failure from error
 
-    def _tell(self, batch: Any, told: set[int]) -> None:
+    def _tell(self, batch: ProgressBatch, told: set[int]) -> None:
         self.progress.num_riders += len(told)
-        message = ProgressMessage(batch)
         if not self.progress.is_broadcast:
-            self._send_progress(CONTROLLER, message)
+            self._send_progress(CONTROLLER, batch)
             return
         for peer in range(self.num_workers):
             if peer != self.worker_index and peer not in told:
-                self._send_progress(peer, message)
+                self._send_progress(peer, batch)
 
-    def _send_progress(self, peer: int, message: ProgressMessage) -> None:
+    def _send_progress(self, peer: int, batch: ProgressBatch) -> None:
         bytes_sent = self._transport.metrics.bytes_sent
         before = bytes_sent[Lane.CONTROL]
-        self._transport.send(peer, message)
+        self._transport.send(peer, batch)
         self.progress.num_messages += 1
         self.progress.num_bytes += bytes_sent[Lane.CONTROL] - before
 
@@ -371,7 +378,7 @@ class Dataflow:
 
     def _deliver(self, channel: int, peer: int, time: Timestamp, part: Part) -> None:
         """Queue one part that arrived, or that this worker sent to itself."""
-        target = self.graph.channels[channel].target
+        target = self._targets[channel]
         instance = self.instances[target.operator]
         if part.target_shard >= 0 and part.target_shard not in instance.shards:
             msg = (

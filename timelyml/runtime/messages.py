@@ -1,7 +1,8 @@
 """The messages that workers, the controller and the driver exchange.
 
-Each is a frozen dataclass; the codec turns it into frames. Data, progress and
-credit travel between workers; everything else between the controller and one
+Each is a frozen dataclass; the codec turns it into frames. What every step sends is
+a named tuple instead, which takes 0.3 us to make, not 1. Data, progress and credit
+travel between workers; everything else between the controller and one
 worker: first what it says, up to `Shutdown`, then what it is told. `generation`
 names the run: a message of an older one is refused.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from timelyml.exchange import Endpoint
 from timelyml.progress import ProgressBatch, Timestamp
@@ -19,8 +20,7 @@ from timelyml.progress import ProgressBatch, Timestamp
 HANDSHAKE = f"timelyml wire 1, python {sys.version_info[0]}.{sys.version_info[1]}"
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """Rows from one producer shard for one consumer shard (-1: all local shards).
 
     `weight` is the number of records that progress counts, at least 1;
@@ -36,8 +36,7 @@ class Part:
     payload: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """All parts that one step sends on one channel, at one time, to one worker."""
 
     channel: int
@@ -45,20 +44,12 @@ class Block:
     parts: tuple[Part, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DataMessage:
+class DataMessage(NamedTuple):
     """Blocks of one step for one worker, with its progress batch when it is small."""
 
     generation: int
     blocks: tuple[Block, ...]
     progress: ProgressBatch | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ProgressMessage:
-    """One atomic progress batch, from a worker or from the controller."""
-
-    batch: ProgressBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +233,7 @@ class LinkLost:
 
 MESSAGE_TYPES: tuple[type, ...] = (
     DataMessage,
-    ProgressMessage,
+    ProgressBatch,
     CreditMessage,
     Connect,
     Deploy,
@@ -273,7 +264,5 @@ def generation_of(message: object) -> int:
     >>> generation_of(Start(7)), generation_of(Shutdown())
     (7, -1)
     """
-    if isinstance(message, ProgressMessage):
-        return message.batch.generation
     generation: int = getattr(message, "generation", -1)
     return generation

@@ -28,6 +28,8 @@ class Wakes:
 
     def take(self) -> Iterable[tuple[int, int]]:
         """Remove and return what was asked for, as (operator, shard)."""
+        if not self._asked:
+            return ()
         found = sorted(self._asked.copy())
         for asked in found:
             del self._asked[asked]  # one that is asked for anew meanwhile is found too

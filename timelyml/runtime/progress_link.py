@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from timelyml.progress import (
+    Change,
     ProgressBatch,
     ProgressInbox,
     ProgressLog,
@@ -51,7 +52,7 @@ class ProgressLink:
         self._clock = clock
         self._log = ProgressLog(worker_index, generation)
         self._inbox = ProgressInbox(generation)
-        self._ready: list[ProgressBatch] = []
+        self._ready: list[tuple[Change, ...]] = []  # of whole batches, in order
         # In broadcast mode others get merged batches: whole ones, in order, so that
         # each is a prefix of what this worker told itself.
         self._for_peers = _Prefix(worker_index, generation)
@@ -61,7 +62,8 @@ class ProgressLink:
 
     def accept(self, batch: ProgressBatch) -> None:
         """Take a batch that arrived; it is applied by `apply`."""
-        self._ready.extend(self._inbox.accept(batch))
+        for each in self._inbox.accept(batch):
+            self._ready.append(each.changes)
 
     @property
     def has_arrived(self) -> bool:
@@ -73,8 +75,8 @@ class ProgressLink:
         if not self._ready:
             return None
         ready, self._ready = self._ready, []
-        for batch in ready:
-            self._tracker.update_many(batch.changes)
+        for changes in ready:
+            self._tracker.update_many(changes)
         return self._tracker.propagate()
 
     def tell_itself(self) -> bool:
@@ -87,9 +89,10 @@ class ProgressLink:
         batch = self._log.take(self._tracker)
         if batch is None:
             return False
-        self._ready.append(batch)
-        self._for_peers.batches.append(batch)
-        self._for_controller.batches.append(batch)
+        changes = batch.changes
+        self._ready.append(changes)
+        self._for_peers.untold.append(changes)
+        self._for_controller.untold.append(changes)
         return True
 
     def take(self) -> ProgressBatch | None:
@@ -105,7 +108,7 @@ class ProgressLink:
 
     def controller_due(self) -> float | None:
         """In broadcast mode: when the controller is to be told, if there is news."""
-        return self._told_at + self._gap_s if self._for_controller.batches else None
+        return self._told_at + self._gap_s if self._for_controller.untold else None
 
     def take_for_controller(self) -> ProgressBatch | None:
         """In broadcast mode: the merged batch that is due to the controller."""
@@ -117,26 +120,26 @@ class ProgressLink:
 
 
 class _Prefix:
-    """What one receiver, or all peers, have not been told yet: whole batches."""
+    """What one receiver, or all peers, do not know yet: the changes of whole batches."""
 
-    __slots__ = ("_log", "_sequence", "batches", "generation", "sender")
+    __slots__ = ("_log", "_sequence", "generation", "sender", "untold")
 
     def __init__(self, sender: int, generation: int) -> None:
         self.sender = sender
         self.generation = generation
-        self.batches: list[ProgressBatch] = []
+        self.untold: list[tuple[Change, ...]] = []
         self._log = ProgressLog(sender, generation)
         self._sequence = 0
 
     def take(self, tracker: Tracker) -> ProgressBatch | None:
         """Return the sum of the batches, under a sequence of its own."""
-        if not self.batches:
+        if not self.untold:
             return None
-        batches, self.batches = self.batches, []
-        changes = batches[0].changes
-        if len(batches) > 1:
-            for batch in batches:
-                self._log.record_many(batch.changes)
+        untold, self.untold = self.untold, []
+        changes = untold[0]
+        if len(untold) > 1:
+            for each in untold:
+                self._log.record_many(each)
             summed = self._log.take(tracker, force=True)
             if summed is None:
                 return None

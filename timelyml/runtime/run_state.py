@@ -20,6 +20,7 @@ from timelyml.errors import (
 )
 from timelyml.exchange import Lane
 from timelyml.graph import Graph
+from timelyml.progress import ProgressBatch
 from timelyml.runtime.config import RunConfig
 from timelyml.runtime.controller_progress import ControllerProgress
 from timelyml.runtime.effects import (
@@ -41,7 +42,6 @@ from timelyml.runtime.messages import (
     Failed,
     Inspect,
     OperatorMessage,
-    ProgressMessage,
     Ready,
     Report,
     Start,
@@ -131,8 +131,8 @@ class RunState:
         """Take a message of this generation from a worker."""
         effects: list[Effect] = []
         match message:
-            case ProgressMessage():
-                self._progress.accept(message.batch)
+            case ProgressBatch():
+                self._progress.accept(message)
             case Emitted():
                 effects = self._emitted(message)
             case Stopping():

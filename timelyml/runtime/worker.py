@@ -21,6 +21,7 @@ from timelyml.exchange import (
     Transport,
     Unreadable,
 )
+from timelyml.progress import ProgressBatch
 from timelyml.runtime.dataflow import Dataflow
 from timelyml.runtime.failure import operator_failure, own_failure, pack_error
 from timelyml.runtime.forks import Fork
@@ -36,7 +37,6 @@ from timelyml.runtime.messages import (
     Inspect,
     LinkLost,
     OperatorMessage,
-    ProgressMessage,
     Ready,
     Report,
     ServiceMessage,
@@ -85,7 +85,7 @@ class Worker:
         )
         self._handlers: dict[type, Callable[[int, Any], None]] = {
             DataMessage: self._on_data,
-            ProgressMessage: self._on_progress,
+            ProgressBatch: self._on_progress,
             CreditMessage: self._on_credit,
             Connect: self._on_connect,
             Deploy: self._on_deploy,
@@ -162,12 +162,12 @@ class Worker:
     def _on_data(self, peer: int, message: DataMessage) -> None:
         dataflow = self._run_of(message.generation)
         if dataflow is not None:
-            self._guarded(dataflow, lambda: dataflow.receive_data(peer, message))
+            self._guarded(dataflow, dataflow.receive_data, peer, message)
 
-    def _on_progress(self, _: int, message: ProgressMessage) -> None:
-        dataflow = self._run_of(message.batch.generation)
+    def _on_progress(self, _: int, batch: ProgressBatch) -> None:
+        dataflow = self._run_of(batch.generation)
         if dataflow is not None:
-            self._guarded(dataflow, lambda: dataflow.progress.accept(message.batch))
+            self._guarded(dataflow, dataflow.progress.accept, batch)
 
     def _on_credit(self, peer: int, message: CreditMessage) -> None:
         dataflow = self._run_of(message.generation)
@@ -310,12 +310,14 @@ class Worker:
         with contextlib.suppress(PeerLostError):  # it is told that the peer is lost
             self._transport.send(peer, message, lane)
 
-    def _guarded(self, dataflow: Dataflow, action: Callable[[], Any]) -> bool:
+    def _guarded(
+        self, dataflow: Dataflow, action: Callable[..., Any], *arguments: Any
+    ) -> bool:
         """Run `action`; what it raises fails this run, and no other."""
         if dataflow.has_failed:
             return False
         try:
-            return bool(action())
+            return bool(action(*arguments))
         except BaseException as error:  # exits too: an operator fails its run only
             if is_interrupt(error):
                 raise
