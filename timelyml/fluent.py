@@ -53,6 +53,7 @@ from timelyml.runtime.record import OnMessage
 from timelyml.runtime.recording import Recording
 from timelyml.runtime.result import Result
 from timelyml.runtime.run import Run
+from timelyml.runtime.signals import HeldSignals
 
 Mode = Literal["inline", "threads", "processes"]
 Wire = Literal["ipc", "tcp"]
@@ -1552,7 +1553,10 @@ class Stream:
         >>> [(time, rows["x"].tolist()) for time, rows in flow.run().batches("out")]
         [(0, [0, 2, 4])]
         """
-        from timelyml.ml import compute  # noqa: PLC0415  it loads JAX
+        with (
+            HeldSignals()
+        ):  # an interrupt breaks JAX while it loads, or gets lost in it
+            from timelyml.ml import compute  # noqa: PLC0415  it loads JAX
 
         return self._with(
             compute(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import tempfile
@@ -13,7 +14,7 @@ import pytest
 
 from tests.runtime.test_processes import cluster_threads, flow_of, is_alive, wait_for
 from timelyml import Cluster, Dataflow
-from timelyml.errors import PeerError, RunStoppedError
+from timelyml.errors import PeerError, RunStoppedError, TimelyError
 
 MODES = {"inline": 1, "threads": 2, "processes": 2}
 
@@ -110,6 +111,32 @@ def test_a_run_keeps_its_cluster_alive_until_its_result_is_there(mode, nothing_l
     run.input("in").send([1])
     run.input("in").close()
     assert run.result(60)["out"] == [1]
+
+
+@pytest.mark.parametrize("where", ["inline", "threads"])
+def test_what_operators_started_ends_with_a_session_that_broke(where, nothing_left):
+    async def never(x):
+        await asyncio.Event().wait()
+
+    def fail():
+        raise RuntimeError("broken")
+
+    flow = Dataflow()
+    flow.source([1]).map_async(never).collect()
+    before = cluster_threads()
+    with Cluster(1, mode=where) as cluster:
+        run = flow.start(cluster=cluster)
+        wait_for(
+            lambda: any(
+                each.name == "timelyml-loop" for each in cluster_threads() - before
+            )
+        )
+        launcher = cluster._session._launcher
+        broken = launcher._workers[0] if where == "threads" else launcher.worker
+        broken.step = fail
+        with pytest.raises(TimelyError, match="broken"):
+            run.result(60)
+    assert cluster_threads() <= before
 
 
 def test_whoever_closes_a_cluster_finds_it_closed(mode, nothing_left):

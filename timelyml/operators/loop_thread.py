@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-JOIN_TIMEOUT_S = 2.0
+JOIN_TIMEOUT_S = 5.0  # cancelling takes microseconds, on a busy machine seconds
 
 
 class LoopThread:
@@ -38,12 +38,17 @@ class LoopThread:
         self._loop.call_soon_threadsafe(self._begin, begin)
 
     def close(self) -> None:
-        """Cancel everything and end the loop, if there is one."""
-        if self._thread is not None:
-            self._is_closing = True
+        """Cancel everything and end the loop, if there is one; wait for its thread.
+
+        Not for ever: a coroutine may hold it up that does not let itself be cancelled.
+        """
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        self._is_closing = True
+        with contextlib.suppress(RuntimeError):  # it has ended by itself, as it failed
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(JOIN_TIMEOUT_S)
-            self._thread = None
+        thread.join(JOIN_TIMEOUT_S)
 
     def _begin(self, begin: Callable[[], Coroutine[Any, Any, None]]) -> None:
         task = self._loop.create_task(begin())
@@ -55,14 +60,19 @@ class LoopThread:
 
         loop = self._loop
         asyncio.set_event_loop(loop)
-        while not self._is_closing:
-            # A task of the user's that exits ends it, and who awaits the task is told;
-            # a user may stop it too. Others go on.
-            with contextlib.suppress(BaseException):
-                loop.run_forever()
-        running = list(self._running)
-        for task in running:
-            task.cancel()
-        loop.run_until_complete(asyncio.gather(*running, return_exceptions=True))
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()
+        try:
+            while not self._is_closing:
+                # A task of the user's that exits ends it, and who awaits the task is
+                # told; a user may stop it too. Others go on.
+                with contextlib.suppress(BaseException):
+                    loop.run_forever()
+            while running := list(self._running):  # and those that began meanwhile
+                for task in running:
+                    task.cancel()
+                done = asyncio.gather(*running, return_exceptions=True)
+                with contextlib.suppress(BaseException):  # as above
+                    loop.run_until_complete(done)
+                loop.run_until_complete(asyncio.sleep(0))  # lets `discard` happen
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            loop.close()

@@ -157,12 +157,13 @@ class InlineLauncher:
         self.worker = make_worker(0, transport, directory, self._services)
 
     def close(self, *, at_once: bool) -> None:  # noqa: ARG002  see Launcher
-        """Let the worker leave."""
-        if self.worker is not None and not self.worker.is_stopped:
-            self.worker.step()  # it has been told to, unless the session broke
-            self.worker.leave()
-        self._hub.transport(0).close()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        """Let the worker leave; it need not be able to take a step for that."""
+        try:
+            if self.worker is not None and not self.worker.is_stopped:
+                self.worker.leave()
+        finally:
+            self._hub.transport(0).close()
+            shutil.rmtree(self._directory, ignore_errors=True)
 
     def hurry(self) -> None:
         """Do nothing: `close` waits for nobody."""

@@ -211,11 +211,13 @@ class Session:
         try:
             # Of a broken session nothing is wanted any more.
             self._launcher.close(at_once=self.controller.error is not None)
-            self.transport.close()
         finally:
-            self.controller.end_all(PeerError("the session of the cluster is over"))
-            self._closed.set()
-            atexit.unregister(self.close)
+            try:
+                self.transport.close()
+            finally:
+                self.controller.end_all(PeerError("the session of the cluster is over"))
+                self._closed.set()
+                atexit.unregister(self.close)
 
     def _why(self, timeout_s: float) -> dict[str, Any]:
         """Say what the runs wait for; called in the thread of the enquiries."""
