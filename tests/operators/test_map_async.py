@@ -217,8 +217,25 @@ def exit_its_thread(x):
 def test_a_call_that_ends_by_an_exit_fails_the_run(cluster, fn, kind, on_error):
     flow = Dataflow()
     flow.source([1, 2]).map_async(fn, name="ask", on_error=on_error).collect()
-    match = f"'ask' failed on worker 0, shard 0: {kind}"
+    match = f"'ask' failed on worker 0, shard 0, at time 0: {kind}"
     with pytest.raises(OperatorError, match=match):
+        cluster.run(flow)
+
+
+def test_an_error_names_the_shard_and_the_time_of_its_record(cluster):
+    async def fail(record):
+        await asyncio.sleep(0)
+        return 1 // record
+
+    def read(shard, num_shards):
+        return [[1], [1], [1 if shard < 2 else 0]]
+
+    flow = Dataflow(num_shards=3)
+    flow.source(read).map_async(fail, name="ask").collect()
+
+    with pytest.raises(
+        ZeroDivisionError, match=r"'ask' failed on .*, shard 2, at time 2"
+    ):
         cluster.run(flow)
 
 
