@@ -355,6 +355,26 @@ def returns_nothing(send):
     sending([1])(send)
 
 
+def test_a_record_that_does_not_unpickle_fails_the_run_with_what_its_class_raised(
+    cluster,
+):
+    def sticky(n):
+        class Sticky:
+            def __setstate__(self, state):
+                raise LookupError("does not come back")
+
+        record = Sticky()
+        record.n = n
+        return record
+
+    flow = Dataflow(num_shards=1)
+    flow.bytewax(sending(range(3), fn=sticky), name="tokens").collect()
+    match = r"operator 'tokens' failed on worker 0.*: LookupError: does not come back"
+    with pytest.raises(LookupError, match=match) as got:
+        cluster.run(flow)
+    assert "a record that does not unpickle" in got.value.traceback_text
+
+
 @pytest.mark.parametrize(
     ("build", "got"), [(sends_nothing, "0 calls"), (returns_nothing, "a NoneType")]
 )

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from timelyml.exchange import LinkFailure, ZmqTransport
+from timelyml.exchange import LinkFailure, Unreadable, ZmqTransport
 from timelyml.io.bytewax_boot import GuestBoot
 from timelyml.io.bytewax_messages import (
     GUEST,
@@ -35,6 +35,8 @@ from timelyml.io.bytewax_messages import (
     feed_codec,
 )
 from timelyml.runtime.boot import endpoint_to_map
+from timelyml.runtime.failure import pack_exception
+from timelyml.runtime.tracebacks import user_traceback
 
 LOOK_S = 0.2
 START_TIMEOUT_S = 60.0
@@ -149,6 +151,8 @@ class GuestProcess:
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         code = process.wait(LEAVE_TIMEOUT_S)
                     self._deliver(Lost(_describe_exit(code)))
+                elif isinstance(message, Unreadable):
+                    self._deliver(_not_read(message))
                 else:
                     self._deliver(message)
             if self._is_over:
@@ -183,6 +187,12 @@ class GuestProcess:
         if size:
             self._queued_bytes -= size
             transport.send(GUEST, Credit(size))
+
+
+def _not_read(unreadable: Unreadable) -> Broken:
+    error = unreadable.error
+    what = "it sent a record that does not unpickle in the worker"
+    return Broken(what, pack_exception(error), user_traceback(error))
 
 
 def _spawn(boot: GuestBoot, build: bytes) -> subprocess.Popen[bytes]:

@@ -17,7 +17,6 @@ from timelyml.operators.keys import first
 from timelyml.operators.operator_builder import add_operator
 from timelyml.operators.records import Results, Sure
 from timelyml.progress import Capability, Timestamp
-from timelyml.runtime.failure import FailedCallError
 from timelyml.runtime.operator import WAIT, Delivery, Logic, Wait
 from timelyml.runtime.shard import Shard
 
@@ -218,8 +217,8 @@ class _Caller:
             if error is None:
                 results.append(result)
             elif self._on_error == "fail" or not isinstance(error, Exception):
-                # An exit is none of the record's failures.
-                raise FailedCallError(error, shard.index, time)
+                shard.blame(time)
+                raise error  # an exit is none of the record's failures
             elif self._on_error == "divert":
                 failed.append(failed_record(shard, record, error))
         if results:

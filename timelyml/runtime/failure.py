@@ -59,22 +59,6 @@ def operator_failure(
     return make_operator_error(msg, values, cause)
 
 
-class FailedCallError(Exception):
-    """What a function raised while something else was worked on, and where it belongs.
-
-    Args:
-        cause: What it raised.
-        shard: Index of the shard that it was called for.
-        time: Timestamp of the record.
-    """
-
-    def __init__(self, cause: BaseException, shard: int, time: Timestamp) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-        self.shard = shard
-        self.time = time
-
-
 def own_failure(who: str, error: BaseException) -> TimelyError:
     """Return an error of ours as it is, and any other as a bug of `who`."""
     if isinstance(error, TimelyError):

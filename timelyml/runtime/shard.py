@@ -342,6 +342,10 @@ class Shard:
         """
         return self._host.can_start_epoch(epoch)
 
+    def blame(self, time: Timestamp) -> None:
+        """Let what is raised next be reported at `time`, where no callback is at it."""
+        self._host.blame(self.index, time)
+
     def emit(self, tag: str, body: Any) -> None:
         """Send a message to the driver, e.g. a collected batch."""
         self._host.emit(self.index, tag, body)

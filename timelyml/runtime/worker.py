@@ -24,7 +24,6 @@ from timelyml.exchange import (
 from timelyml.progress import ProgressBatch
 from timelyml.runtime.dataflow import Dataflow
 from timelyml.runtime.failure import (
-    FailedCallError,
     operator_failure,
     own_failure,
     pack_error,
@@ -329,8 +328,6 @@ class Worker:
             instance = dataflow.running
             if instance is not None and not isinstance(error, InvariantError):
                 shard, time = instance.current
-                if isinstance(error, FailedCallError):
-                    shard, time, error = error.shard, error.time, error.cause
                 error = operator_failure(
                     error,
                     operator=instance.name,
