@@ -24,6 +24,7 @@ from timelyml.ml.functions.blame import name_of, trace_error
 from timelyml.ml.functions.checks import Checked, checks_of
 from timelyml.ml.functions.computation import (
     ArrayType,
+    Checks,
     Computation,
     LogicalMesh,
     Settings,
@@ -117,38 +118,33 @@ class _Attempt:
         self._fun = fun
         self._split = split
         self._logical_mesh = mesh
-        self.mesh: AbstractMesh = abstract_mesh(mesh)
+        self._mesh: AbstractMesh = abstract_mesh(mesh)
         self._options = options
         self._platform = platform
         leaves, self._in_tree = jax.tree.flatten((split.args, split.kwargs))
         self._in_types = tuple(map(type_of, leaves))
-        self._who = f"function {name_of(fun)!r}:"
+        self._name = name_of(fun)
+        self._who = f"function {self._name!r}:"
         self._wanted = self._wanted_arguments(leaves)
 
     def run(self, settings: Settings) -> Traced:
         """Trace, lower, and find the shardings that were left open."""
-        fun, traced = self._fun, self._trace(self._fun)
-        checks = None
-        if jax_private.has_checks(traced.jaxpr):
-            fun = Checked(fun, self._split)
-            traced = self._trace(fun)
-        out_tree = traced.out_tree
-        if fun is not self._fun:
-            out_tree, checks_tree = out_tree.children()
-            checks = checks_of(checks_tree, out_tree.num_leaves)
+        fun, traced, checks = self._traced_with_checks()
+        out_tree = traced.out_tree if checks is None else traced.out_tree.children()[0]
         wanted = self._wanted_results(out_tree, traced)
         donated = _donated(traced)
         has_callbacks = jax_private.calls_host(traced.jaxpr)
         exported = self._export(traced.jaxpr, wanted, donated, has_callbacks)
         in_specs, out_specs = self._specs(exported, wanted)
-        # What only a callback uses is not seen to be used: zeros stand in for it.
-        used = (
-            tuple(range(len(self._in_types)))
-            if has_callbacks
-            else tuple(exported.module_kept_var_idx)
-        )
+        used, code = tuple(exported.module_kept_var_idx), None
+        if has_callbacks:
+            # What only a callback uses is not seen to be used: zeros stand in for it.
+            used = tuple(range(len(self._in_types)))
+            code = ship_function(
+                self._name, fun, self._split, self._in_tree, traced.out_tree
+            )
         found = Computation(
-            name=name_of(self._fun),
+            name=self._name,
             identity="",
             mesh=self._logical_mesh,
             settings=settings,
@@ -162,19 +158,19 @@ class _Attempt:
             donated=tuple(i for i, each in enumerate(used) if each in donated),
             flops=flops_of(traced.jaxpr),
             checks=checks,
-            pickled_code=(
-                ship_function(
-                    name_of(self._fun),
-                    fun,
-                    self._split,
-                    self._in_tree,
-                    traced.out_tree,
-                )
-                if has_callbacks
-                else None
-            ),
+            pickled_code=code,
         )
         return Traced(_identified(found), self._in_tree, out_tree, used)
+
+    def _traced_with_checks(self) -> tuple[Callable[..., Any], Any, Checks | None]:
+        """Trace the function, and again with its checks as results if it has any."""
+        traced = self._trace(self._fun)
+        if not jax_private.has_checks(traced.jaxpr):
+            return self._fun, traced, None
+        checked = Checked(self._fun, self._split)
+        traced = self._trace(checked)
+        results, error = traced.out_tree.children()
+        return checked, traced, checks_of(error, results.num_leaves)
 
     def _trace(self, fun: Callable[..., Any]) -> Any:
         args, kwargs = jax.tree.unflatten(self._in_tree, self._abstract_leaves())
@@ -208,7 +204,7 @@ class _Attempt:
     def _abstract_leaves(self) -> list[jax.ShapeDtypeStruct]:
         return [
             abstract_array(
-                each, None if spec is None else named_sharding(self.mesh, spec)
+                each, None if spec is None else named_sharding(self._mesh, spec)
             )
             for each, spec in zip(self._in_types, self._wanted, strict=True)
         ]
@@ -216,7 +212,7 @@ class _Attempt:
     def _sharding(self, spec: Spec | None) -> Any:
         if spec is None:
             return jax_private.UNSPECIFIED
-        return named_sharding(self.mesh, spec)
+        return named_sharding(self._mesh, spec)
 
     def _wanted_arguments(self, leaves: Sequence[Any]) -> list[Spec | None]:
         """What is asked for by the options, else how a value is sharded already."""
