@@ -17,6 +17,8 @@ from timelyml.errors import (
     OperatorError,
     RunStoppedError,
 )
+from timelyml.operators.calls import Finished
+from timelyml.operators.map_async import _Order
 
 
 async def double(n):
@@ -344,3 +346,16 @@ def test_calling_equals_mapping(numbers, limit, num_shards, is_ordered):
     if is_ordered:
         assert result["calls"] == result["mapped"]
     assert sorted(result["calls"]) == sorted(result["mapped"])
+
+
+@pytest.mark.parametrize("matters", [False, True])
+def test_the_order_keeps_no_call_that_came_back(matters):
+    order = _Order(matters=matters)
+    for ticket in range(3):
+        order.expect(ticket)
+
+    assert order.num_expected == (3 if matters else 0)
+    back = [Finished(ticket, None, None) for ticket in (2, 0, 1)]
+    found = [each.ticket for call in back for each in order.ready([call])]
+    assert found == ([0, 1, 2] if matters else [2, 0, 1])
+    assert order.num_expected == 0

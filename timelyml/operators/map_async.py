@@ -134,7 +134,7 @@ class _Caller:
 
     def on_start(self, shard: Shard) -> None:
         """Open a desk for the shard; make the calls again that were out."""
-        desk, order = Desk(shard.waker()), _Order()
+        desk, order = Desk(shard.waker()), _Order(matters=self._is_ordered)
         self._desks.append((shard, desk, order))
         for ticket, (_, record) in sorted(shard.state.items(), key=first):
             order.expect(ticket)
@@ -174,7 +174,7 @@ class _Caller:
         if self._calls.num_out >= self._limit or self._to_repeat:
             return True
         # One slow call must not let the results behind it pile up.
-        return self._is_ordered and order.num_expected >= RESULTS_PER_CALL * self._limit
+        return order.num_expected >= RESULTS_PER_CALL * self._limit
 
     def _repeat(self) -> None:
         while self._to_repeat and self._calls.num_out < self._limit:
@@ -194,8 +194,7 @@ class _Caller:
             finished = desk.take()
             self._calls.num_out -= len(finished)
             self._repeat()
-            if self._is_ordered:
-                finished = order.ready(finished)
+            finished = order.ready(finished)
             if finished:
                 self._send(shard, finished)
 
@@ -247,23 +246,27 @@ class _Caller:
 
 
 class _Order:
-    """Calls of one shard, back in the order in which they went out."""
+    """Calls of one shard, back in the order in which they went out, if it matters."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, matters: bool) -> None:
+        self._matters = matters
         self._expected: deque[int] = deque()
         self._early: dict[int, Finished] = {}
 
     @property
     def num_expected(self) -> int:
-        """Calls whose results were not sent."""
+        """Calls whose results were not sent; 0 if the order does not matter."""
         return len(self._expected)
 
     def expect(self, ticket: int) -> None:
         """Note a call that goes out."""
-        self._expected.append(ticket)
+        if self._matters:  # else nobody would take it out again
+            self._expected.append(ticket)
 
     def ready(self, finished: list[Finished]) -> list[Finished]:
         """Take finished calls; return those that have no earlier one out."""
+        if not self._matters:
+            return finished
         self._early.update((each.ticket, each) for each in finished)
         found = []
         while self._expected and self._expected[0] in self._early:
