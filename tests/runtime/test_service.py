@@ -156,11 +156,22 @@ def test_a_broken_link_is_told_to_the_services_of_both_sides():
 
 
 def test_a_message_for_an_unknown_service_is_a_bug_of_its_sender():
-    _, controller, *_ = simulated(0, num_workers=1)
+    scheduler, controller, *_ = simulated(0, num_workers=1)
+    scheduler.settle()
     with pytest.raises(InvariantError, match=r"'other'; expected one of \['echo'\]"):
         controller.services.handle(0, ServiceMessage("other", None))
     with pytest.raises(ConfigError, match="there is no service 'other'"):
         controller.services.get("other")
+
+
+def test_messages_that_come_before_a_half_has_joined_wait_for_it():
+    _, _, (worker, _), *_ = simulated(0, num_workers=2)
+    half = worker._services.get("echo")
+    question = Question(1, (), "early")
+    worker._services.handle(1, ServiceMessage("echo", question))
+    assert not half._due
+    worker._services.joined()
+    assert [each for _, each in half._due] == [question]
 
 
 @pytest.mark.parametrize(

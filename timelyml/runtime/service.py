@@ -118,6 +118,7 @@ class ServiceHost:
         clock: Callable[[], float],
     ) -> None:
         self._services: dict[str, Service] = {}
+        self._early: list[tuple[int, ServiceMessage]] | None = []
         self._is_closed = False
         for spec in specs:
             site = ServiceSite(
@@ -144,13 +145,22 @@ class ServiceHost:
         return self._services[name]
 
     def joined(self) -> None:
-        """Tell all that messages can be sent."""
+        """Tell all that messages can be sent, and hand over those that came before."""
+        early, self._early = self._early or [], None
         for service in self:
             service.joined()
+        for peer, message in early:
+            self.handle(peer, message)
 
     def handle(self, peer: int, message: ServiceMessage) -> None:
-        """Hand a message over; one that comes after the end is dropped."""
+        """Hand a message over; one that comes after the end is dropped.
+
+        Peers need not join at the same moment: what comes before waits.
+        """
         if self._is_closed:
+            return
+        if self._early is not None:
+            self._early.append((peer, message))
             return
         service = self._services.get(message.service)
         if service is None:

@@ -399,9 +399,8 @@ def test_put_wants_a_sharding_of_its_own_slices(client, make_slice):
 
 
 def test_another_client_has_its_own_handles_and_leaves_nothing_behind(client):
-    link = LocalLink(client._link._cluster, owns_cluster=False)
-    core = link._service._core
-    other = Client(link)
+    core = client._link._service._core
+    other = client.another()
     slice_ = other.slice({"data": 2})
     f = jit(lambda x: x + 1, slice=slice_)
     x = f(f(np.ones(2, np.float32)))

@@ -14,7 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import jax
 from jax.sharding import AbstractMesh
@@ -22,7 +22,8 @@ from jax.sharding import AbstractMesh
 from timelyml.errors import ConfigError, DeadlineError, HandleError, TimelyError
 from timelyml.ml.client.elements import as_sealed, assembled
 from timelyml.ml.client.handle import Handle
-from timelyml.ml.client.slices import Slice, SliceSharding
+from timelyml.ml.client.link import Link
+from timelyml.ml.client.slices import Slice, SliceSharding, check_axes
 from timelyml.ml.controller.messages import (
     CLIENT_BITS,
     AskSlice,
@@ -53,19 +54,6 @@ from timelyml.runtime.failure import unpack_error
 
 MAX_UNFINISHED_CALLS = 512
 RELEASE_BATCH = 256
-
-
-class Link(Protocol):
-    """The client's way to the controller."""
-
-    def connect(self, receive: Callable[[Any], None]) -> int:
-        """Begin; return the client's number. `receive` is called in another thread."""
-
-    def send(self, message: Any) -> None:
-        """Send a message; never blocks."""
-
-    def close(self) -> None:
-        """End it; blocks until nothing of it is left."""
 
 
 class Client:
@@ -120,7 +108,7 @@ class Client:
             SliceError: No island has what is asked for, or not in time.
             ConfigError: The shape makes no sense.
         """
-        _check_axes(axes)
+        check_axes(axes)
         request = next(self._requests)
         names, sizes = tuple(axes), tuple(axes.values())
         self._send(
@@ -242,6 +230,14 @@ class Client:
         self._released.append(buffer)
         if len(self._released) >= RELEASE_BATCH and self._end is None:
             self._flush_released()
+
+    def another(self) -> Client:
+        """Return another client of the same cluster, as if it were another program.
+
+        It has its own slices, handles and share of the devices. It ends before this one
+        does, if that ends the cluster.
+        """
+        return Client(self._link.another(), max_unfinished_calls=self._max_unfinished)
 
     def close(self) -> None:
         """Give everything back and end the client; closing twice changes nothing."""
@@ -384,16 +380,3 @@ class Client:
 
 def _is_sharding(value: Any) -> bool:
     return isinstance(value, SliceSharding)
-
-
-def _check_axes(axes: Mapping[str, int]) -> None:
-    is_right = bool(axes) and all(
-        isinstance(name, str) and isinstance(size, int) and size >= 1
-        for name, size in axes.items()
-    )
-    if not is_right:
-        raise ConfigError(
-            f"a slice has an impossible shape; got {axes!r}; expected names of axes with "
-            f'sizes of 1 or more; write {{"data": 2}}',
-            option="axes",
-        )

@@ -37,6 +37,10 @@ class LocalLink:
         """Hand a message over."""
         self._service.submit(self._client, message)
 
+    def another(self) -> LocalLink:
+        """Return a way for another client, which leaves the cluster alone."""
+        return LocalLink(self._cluster, owns_cluster=False)
+
     def close(self) -> None:
         """Leave the service, and end the cluster if it is its own."""
         self._service.disconnect(self._client)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from jax.sharding import AbstractMesh, PartitionSpec
 
+from timelyml.errors import ConfigError
 from timelyml.ml.functions import Runner, partition_spec
 
 
@@ -61,3 +63,21 @@ class SliceSharding:
         """The mesh of the slice."""
         mesh: AbstractMesh = self.slice.mesh
         return mesh
+
+
+def check_axes(axes: Mapping[str, int]) -> None:
+    """Raise unless these are axes of a mesh.
+
+    Raises:
+        ConfigError: There are none, or a name or a size is impossible.
+    """
+    is_right = bool(axes) and all(
+        isinstance(name, str) and isinstance(size, int) and size >= 1
+        for name, size in axes.items()
+    )
+    if not is_right:
+        raise ConfigError(
+            f"a slice has an impossible shape; got {axes!r}; expected names of axes with "
+            f'sizes of 1 or more; write {{"data": 2}}',
+            option="axes",
+        )

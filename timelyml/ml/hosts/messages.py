@@ -31,6 +31,17 @@ class Present:
 
 
 @dataclass(frozen=True, slots=True)
+class Coordinator:
+    """Where the processes of an island join; from its first host to the others.
+
+    `departure` is where it sees that they have ended.
+    """
+
+    address: str
+    departure: str
+
+
+@dataclass(frozen=True, slots=True)
 class SliceMade:
     """A virtual slice on devices of this host's island.
 
@@ -168,5 +179,5 @@ class Reports:
     done: tuple[Done, ...]
 
 
-MESSAGES = (Present, SliceMade, Load, Orders, Pieces, Reports)
+MESSAGES = (Present, Coordinator, SliceMade, Load, Orders, Pieces, Reports)
 """What the codec encodes at the top; the rest is part of these."""

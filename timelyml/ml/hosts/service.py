@@ -9,7 +9,9 @@ import jax
 from timelyml.errors import InvariantError, PeerError, TimelyError
 from timelyml.exchange import CONTROLLER, Lane
 from timelyml.ml.hosts.executor import Executor
+from timelyml.ml.hosts.island import Departure, devices_by_rank, free_address, join
 from timelyml.ml.hosts.messages import (
+    Coordinator,
     Done,
     Load,
     Orders,
@@ -28,9 +30,27 @@ class HostService:
     def __init__(self, site: ServiceSite) -> None:
         self._site = site
         self._executor = Executor(str(site.index), site.wake)
+        islands = site.options["islands"].values()
+        self._island: list[int] = next(each for each in islands if site.index in each)
 
     def joined(self) -> None:
-        """Tell the controller what devices are here."""
+        """Form the island, and tell the controller what devices are here."""
+        if len(self._island) == 1:
+            self._present()
+        elif self._site.index == self._island[0]:
+            coordinator = Coordinator(
+                free_address(), Departure(others=len(self._island) - 1).address
+            )
+            for host in self._island[1:]:
+                self._site.send(host, coordinator, Lane.CONTROL)
+            self._join(coordinator.address)
+
+    def _join(self, address: str) -> None:
+        rank = self._island.index(self._site.index)
+        join(address, rank, len(self._island))
+        self._present()
+
+    def _present(self) -> None:
         devices = jax.local_devices()
         present = Present(devices[0].platform, devices[0].device_kind, len(devices))
         self._site.send(CONTROLLER, present, Lane.CONTROL)
@@ -46,7 +66,10 @@ class HostService:
             case Load():
                 self._executor.load(body.identity, body.slice, body.pickled)
             case SliceMade():
-                self._executor.add_slice(HostSlice(body, [jax.local_devices()]))
+                self._executor.add_slice(HostSlice(body, devices_by_rank()))
+            case Coordinator():
+                Departure(address=body.departure)
+                self._join(body.address)
             case _:
                 raise InvariantError(
                     f"host {self._site.index} got what is no order; got {body!r:.200}; "

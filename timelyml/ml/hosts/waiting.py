@@ -125,7 +125,8 @@ class Waiter:
         for out, array, of in zip(launch.outs, launch.outputs, types, strict=False):
             # Keys would become words by a computation, which is not ours to launch.
             is_small = of.size_bytes <= SMALL_BYTES and of.key_impl is None
-            if is_small and array.is_fully_addressable and out in self._store:
+            is_whole = array.is_fully_addressable or array.is_fully_replicated
+            if is_small and is_whole and out in self._store:
                 with self._store.giving:
                     if not array.is_deleted():
                         values.append((out, to_host(array).copy()))

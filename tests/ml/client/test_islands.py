@@ -1,0 +1,127 @@
+"""Islands of several processes: gangs span them, in one order for all clients."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from examples.gang_scheduling.ordered import tenant
+from tests.ml.client import plain
+from tests.ml.client.test_failures import TIMEOUT_S, process_of
+from timelyml.errors import BufferLostError
+from timelyml.ml.client import local
+from timelyml.ml.functions import jit
+from timelyml.testing.leftovers import Leftovers
+
+ROUNDS = 300
+
+
+@pytest.fixture(scope="module")
+def client():
+    before = Leftovers.now()
+    with local(devices_per_island=4, hosts_per_island=2) as client:
+        yield client
+    before.check_gone(sockets=False)
+
+
+def test_two_clients_in_opposite_orders_get_their_own_numbers(client):
+    other = client.another()
+    wrong: list[str] = []
+    threads = [
+        threading.Thread(
+            target=tenant,
+            args=(each, ROUNDS),
+            kwargs={"tens_first": each is other, "wrong": wrong, "size": 4},
+        )
+        for each in (client, other)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    other.close()
+    assert wrong == []
+
+
+def test_training_over_two_processes_gives_what_one_device_gives(client):
+    slice_ = client.slice({"data": 4})
+    whole, cut = slice_.sharding(P()), slice_.sharding(P("data"))
+    run = jit(
+        plain.step,
+        slice=slice_,
+        in_shardings=(whole, cut),
+        out_shardings=whole,
+        donate_argnums=0,
+    )
+    weights, batch = plain.inputs()
+    expected = plain.inputs()[0]
+    step = jax.jit(plain.step)
+    losses, wanted = [], []
+    weights, cut_batch = client.put(weights, whole), client.put(batch, cut)
+    for _ in range(10):
+        weights, loss = run(weights, cut_batch)
+        expected, expected_loss = step(expected, batch)
+        losses.append(loss)
+        wanted.append(expected_loss)
+
+    # Sums over four devices are added in another order.
+    np.testing.assert_allclose(np.stack(losses), np.stack(wanted), rtol=1e-5)
+    for name, value in jax.device_get(weights).items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-6)
+
+
+def test_values_move_between_slices_of_different_processes(client):
+    all_four, two = client.slice({"data": 4}), client.slice({"data": 2})
+    x = client.put(np.arange(16.0, dtype=np.float32), all_four.sharding(P("data")))
+    keys = client.put(
+        jax.random.split(jax.random.key(5), 4), all_four.sharding(P("data"))
+    )
+    there = jit(lambda x: x * 2, slice=two, in_shardings=P("data"))
+    back = jit(lambda x: x + 1, slice=all_four, in_shardings=P(), donate_argnums=0)
+    drawn = jit(jax.vmap(jax.random.normal), slice=all_four)(keys)
+
+    np.testing.assert_array_equal(back(there(x)), np.arange(16.0) * 2 + 1)
+    np.testing.assert_array_equal(drawn, jax.vmap(jax.random.normal)(keys.result()))
+    np.testing.assert_array_equal(x, np.arange(16.0))
+
+
+def test_a_donated_value_that_is_still_sent_elsewhere_is_copied_on_every_process(
+    client,
+):
+    all_four, two = client.slice({"data": 4}), client.slice({"data": 2})
+    step = jit(lambda x: x + 1, slice=all_four, donate_argnums=0)
+    send = jit(lambda x: x * 10, slice=two)
+    x = client.put(np.zeros(8, np.float32), all_four.sharding(P("data")))
+    sent = []
+    for _ in range(20):
+        sent.append(send(x))
+        x = step(x)
+    for number, each in enumerate(sent):
+        np.testing.assert_array_equal(each, np.full(8, 10.0 * number))
+    np.testing.assert_array_equal(x, np.full(8, 20.0))
+
+
+def test_when_one_process_dies_its_island_is_lost_and_nobody_waits_in_vain():
+    with local(islands=2, devices_per_island=2, hosts_per_island=2) as client:
+        here = client.slice({"data": 2}, island="island-0")
+        there = client.slice({"data": 2}, island="island-1")
+        f, g = (jit(lambda x: x - x.mean(), slice=each) for each in (here, there))
+        x, y = np.arange(2, dtype=np.float32), np.arange(4, dtype=np.float32)
+        x, y = f(x), g(y)
+        np.testing.assert_array_equal(x, [-0.5, 0.5])
+        os.kill(process_of(client, 1), signal.SIGKILL)
+        lost = [f(x) for _ in range(20)]
+        kept = g(y)
+
+        with pytest.raises(BufferLostError, match=r"worker 1 .*killed by SIGKILL"):
+            jit(lambda x: x, slice=here)(x).result(TIMEOUT_S)
+        for each in lost:
+            with pytest.raises(Exception, match=r"island-0|worker 1"):
+                each.result(TIMEOUT_S)
+        np.testing.assert_array_equal(kept, np.arange(4) - 1.5)

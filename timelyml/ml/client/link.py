@@ -1,0 +1,22 @@
+"""How a client reaches the controller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+
+class Link(Protocol):
+    """The client's way to the controller."""
+
+    def connect(self, receive: Callable[[Any], None]) -> int:
+        """Begin; return the client's number. `receive` is called in another thread."""
+
+    def send(self, message: Any) -> None:
+        """Send a message; never blocks."""
+
+    def another(self) -> Link:
+        """Return a way for another client, which ends nothing but itself."""
+
+    def close(self) -> None:
+        """End it; blocks until nothing of it is left."""
