@@ -6,6 +6,7 @@ What is tested elsewhere is listed in `ELSEWHERE`; a test here sees that it is t
 from __future__ import annotations
 
 import ast
+import resource
 import threading
 from pathlib import Path
 
@@ -313,8 +314,16 @@ def tiny_batches(num_batches, *, in_one_epoch):
             block = np.array([n])
             yield (0, block) if in_one_epoch else block
 
+    def watch(shard, delivery):
+        seen = shard.state["seen"] = shard.state.get("seen", 0) + 1
+        if seen % (num_batches // 20) == 0:
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            shard.emit("resident", pages * resource.getpagesize())
+
     flow = Dataflow(num_shards=2)
-    rows = flow.source(read).exchange(lambda block: block // 2 % 2, by_batch=True)
+    rows = flow.source(read)
+    rows.sink(watch, name="watch")
+    rows = rows.exchange(lambda block: block // 2 % 2, by_batch=True)
     sums = rows.accumulate(0, lambda total, block: total + int(block.sum()))
     sums.gather().fold(0, lambda total, n: total + n).collect()
     return flow
@@ -322,15 +331,23 @@ def tiny_batches(num_batches, *, in_one_epoch):
 
 def check_tiny_batches(cluster, num_batches, *, in_one_epoch):
     flow = tiny_batches(num_batches, in_one_epoch=in_one_epoch)
-    run = cluster.start(flow, timeout_s=3000, credit_bytes=4096)
+    resident = []
+    run = cluster.start(
+        flow,
+        timeout_s=3000,
+        credit_bytes=4096,
+        on_message=lambda *message: resident.append(message[-1]),
+    )
 
     assert sum(run.result()["out"]) == num_batches * (num_batches - 1) // 2
     metrics = run.metrics()
     assert metrics["queued_bytes_peak"] <= 4096
+    # What is kept of an epoch that is not complete, or of results: a few pointers each.
+    assert len(resident) == 20
+    assert max(resident) - min(resident) <= (64 << 20) + 400 * num_batches
     left = {name: each["state_entries"] for name, each in metrics["operators"].items()}
-    assert (
-        sum(left.values()) <= 4
-    )  # the position and the columns of the source's shards
+    left.pop("watch")
+    assert sum(left.values()) <= 4  # where the source's shards are, and its columns
 
 
 @pytest.mark.parametrize("in_one_epoch", [True, False])
