@@ -122,6 +122,16 @@ def test_users_of_the_same_share_a_transfer_unless_one_destroys_it(slices):
     assert users[1] == users[2] != users[3]
 
 
+def test_a_host_value_is_put_anew_for_each_that_destroys_it(slices):
+    a, *_ = functions(slices)
+    take = jit(scale, slice=slices["a"], in_shardings=P("data"), donate_argnums=(0,))
+    found = program(lambda x: (take(x), a(x), take(x), a(x))).program(ROWS)
+    calls = insert_transfers(place(found, PLACES)).calls()
+    first, second, third, fourth = (call.operands for _, call in calls)
+    assert second == fourth
+    assert len({first, second, third}) == 3
+
+
 def test_what_lies_right_is_left_alone(slices):
     a, *_ = functions(slices)
     found = program(lambda x: a(a(x))).program(on(slices["a"]))

@@ -159,6 +159,38 @@ def test_arguments_used_twice_and_constants_are_single_nodes(figure_2, slices):
     assert constant.value.type.is_weak
 
 
+def test_equal_constants_are_one_as_they_are_when_used(slices):
+    add = jit(lambda x, y: x + y, slice=slices[0])
+    array = np.ones(2, np.float32)
+
+    @program
+    def f(v):
+        v = add(add(v, array), array)
+        array[0] = 5
+        return add(v, array)
+
+    found = f.program(np.ones(2, np.float32))
+    constants = [node.data for node in found.nodes if isinstance(node, Constant)]
+    assert [np.frombuffer(each, np.float32).tolist() for each in constants] == [
+        [1, 1],
+        [5, 1],
+    ]
+
+
+def test_host_values_can_be_donated_often_as_they_are_copied(client, slices):
+    take = jit(lambda x, y: x * y, slice=slices[0], donate_argnums=(0,))
+
+    @program
+    def f(v):
+        return take(v, v), take(v, 2.0), v
+
+    found = f.program(np.ones(2, np.float32))
+    assert found.donated_args == set()
+    array = np.ones(2, np.float32)
+    take(array, array)
+    assert len(client.calls) == 1
+
+
 def test_keys_can_be_constants(slices):
     draw = jit(lambda key: jax.random.normal(key, (2,)), slice=slices[0])
     key = jax.random.key(3)

@@ -206,7 +206,7 @@ class JitFunction:
     def _check_donated(self, donated: Sequence[int], leaves: Sequence[Any]) -> None:
         times = Counter(map(id, leaves))
         for position in donated:
-            is_on_slice = isinstance(getattr(leaves[position], "type", None), ArrayType)
+            is_on_slice = getattr(leaves[position], "slice", None) is not None
             if is_on_slice and times[id(leaves[position])] > 1:
                 raise HandleError(
                     f"function {self.name!r} is given a value that it may destroy and "

@@ -157,7 +157,8 @@ class _Inserter:
             return self._shared[key]
         moved = self._resharded(ref, value, wanted, user) if is_there else None
         found = moved or self._transferred(ref, value, wanted)
-        self._shared[key] = found  # nothing uses what is destroyed after that
+        if not is_destroyed:
+            self._shared[key] = found
         return found
 
     def _resharded(

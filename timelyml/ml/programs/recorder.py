@@ -43,6 +43,7 @@ class Recorder:
         self._num_args = 0
         self._is_done = False
         self._known: dict[int, tuple[Any, Ref]] = {}
+        self._constants: dict[tuple[bytes, ArrayType], Ref] = {}
         self._donated: dict[Ref, str] = {}
 
     @property
@@ -154,12 +155,16 @@ class Recorder:
             host = np.asarray(leaf, dtype_named(array_type.dtype))
         else:
             host = np.asarray(jax.random.key_data(leaf))
-        value = Value(array_type)
-        return Ref(self._add(Constant(np.ascontiguousarray(host).tobytes(), value)))
+        key = np.ascontiguousarray(host).tobytes(), array_type
+        if key not in self._constants:  # by value: the array may change in between
+            self._constants[key] = Ref(self._add(Constant(key[0], Value(array_type))))
+        return self._constants[key]
 
     def _donate(self, node: Call) -> None:
         captured = {known for _, known in self._known.values()}
         for ref in node.donated:
+            if self._nodes[ref.node].outputs[ref.output].slice is None:
+                continue  # what the client sends is copied for each use
             if ref in captured:
                 raise HandleError(
                     f"program {self.name!r} donates a value that it captured; got "
