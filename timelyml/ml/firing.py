@@ -83,7 +83,8 @@ class Rule:
     """When something is computed, and where the result may go.
 
     Attributes:
-        ports: Input ports that must be complete at a time.
+        ports: Input ports that must be complete at a time. The blocks of a port go to
+            the rule that fires first; another over the same port finds it empty.
         run: Called once for each time at which any of `asked_by` got a block.
         outputs: Outputs that `run` sends to, at the time it fires.
         later: Outputs of other rules that see what `run` changed in the state from
