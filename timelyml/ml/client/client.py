@@ -23,6 +23,7 @@ from timelyml.errors import ConfigError, DeadlineError, HandleError, TimelyError
 from timelyml.ml.client.elements import as_sealed, assembled
 from timelyml.ml.client.handle import Handle
 from timelyml.ml.client.link import Link
+from timelyml.ml.client.programs import run_program
 from timelyml.ml.client.slices import Slice, SliceSharding, check_axes
 from timelyml.ml.controller.messages import (
     CLIENT_BITS,
@@ -50,6 +51,7 @@ from timelyml.ml.functions import (
 )
 from timelyml.ml.functions.specs import check_spec, logical_mesh
 from timelyml.ml.hosts.waiting import SMALL_BYTES
+from timelyml.ml.programs import ProgramCall
 from timelyml.runtime.failure import unpack_error
 
 MAX_UNFINISHED_CALLS = 512
@@ -76,6 +78,7 @@ class Client:
             weakref.WeakValueDictionary()
         )
         self._answers: dict[int, SliceGiven | Refused] = {}
+        self._slices: dict[str, Slice] = {}
         self._fetching: set[int] = set()
         self._num_unfinished = 0
         self._end: TimelyError | None = None  # why nothing will be answered any more
@@ -118,13 +121,20 @@ class Client:
         answer = self._answers.pop(request)
         if isinstance(answer, Refused):
             raise unpack_error(answer.error)
-        mesh = AbstractMesh(sizes, names)
-        return Slice(
-            answer.slice, mesh, answer.platform, answer.island, answer.devices, self
+        given = Slice(
+            answer.slice,
+            AbstractMesh(sizes, names),
+            answer.platform,
+            answer.island,
+            answer.devices,
+            self,
         )
+        self._slices[given.name] = given
+        return given
 
     def give_back(self, slice_: Slice) -> None:
         """Give a slice back; what is still on it goes first."""
+        self._slices.pop(slice_.name, None)
         self._flush_released()
         self._send(DropSlice(slice_.name))
 
@@ -196,6 +206,10 @@ class Client:
         )
         self._flush_released()
         return handles
+
+    def call_program(self, call: ProgramCall) -> Sequence[Any]:
+        """Start a traced program; return a value for each result."""
+        return run_program(self, call.program, call.operands, self._slices)
 
     def wait_ready(self, handle: Handle, timeout_s: float | None) -> None:
         """Wait until a value is computed."""
