@@ -14,6 +14,7 @@ from timelyml.ml.programs.lowered import (
     Slot,
 )
 from timelyml.ml.programs.lowering import Lowerings, lower
+from timelyml.ml.programs.memory import scratch_bytes
 from timelyml.ml.programs.nodes import (
     Arg,
     Call,
@@ -70,4 +71,5 @@ __all__ = [
     "Value",
     "lower",
     "program",
+    "scratch_bytes",
 ]
