@@ -11,9 +11,11 @@ import importlib
 import importlib.metadata
 import importlib.util
 import reprlib
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -33,6 +35,7 @@ from timelyml.errors import (
 )
 from timelyml.fluent import Dataflow
 from timelyml.runtime.enquiries import ask_drivers
+from timelyml.runtime.service import import_name
 from timelyml.runtime.signals import Insistence
 from timelyml.runtime.stall import StallReport, StallRow
 
@@ -143,6 +146,38 @@ def graph(
     with _exit_codes():
         flow = _load(target)
         typer.echo(flow.to_mermaid() if mermaid else flow.describe())
+
+
+@app.command()
+def serve(
+    path: Annotated[
+        Path, typer.Argument(help="Where to write the file that clients connect with.")
+    ],
+    *,
+    islands: Annotated[int, typer.Option(min=1, help="Number of islands.")] = 1,
+    devices_per_island: Annotated[
+        int, typer.Option(min=1, help="Virtual CPU devices of each.")
+    ] = 1,
+    hosts_per_island: Annotated[
+        int, typer.Option(min=1, help="Worker processes of each.")
+    ] = 1,
+) -> None:
+    """Serve islands of devices to clients (ml.connect) until a signal ends it."""
+    start: Callable[..., Any] = import_name("timelyml.ml:serve")  # loads jax
+    is_over = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: is_over.set())
+    with (
+        _exit_codes(),
+        start(
+            path,
+            islands=islands,
+            devices_per_island=devices_per_island,
+            hosts_per_island=hosts_per_island,
+        ),
+    ):
+        typer.echo(f"serving at {path}", err=True)
+        is_over.wait()
 
 
 @app.command()

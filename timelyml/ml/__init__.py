@@ -3,7 +3,16 @@
 from timelyml.errors import BufferLostError, ComputationError, HandleError, SliceError
 from timelyml.ml.buckets import bucket_size, cut_rows, num_rows_of, on_buckets, pad_rows
 from timelyml.ml.choice import balance_loss, choose, count_choices, routing_weights
-from timelyml.ml.client import Client, Handle, Slice, SliceSharding, local
+from timelyml.ml.client import (
+    Client,
+    Handle,
+    Server,
+    Slice,
+    SliceSharding,
+    connect,
+    local,
+    serve,
+)
 from timelyml.ml.compiled import Compiled, compiled
 from timelyml.ml.compute import compute
 from timelyml.ml.firing import Blocks, Firing, Rule, add_firing_operator
@@ -30,6 +39,7 @@ __all__ = [
     "HandleError",
     "OfflineClient",
     "Rule",
+    "Server",
     "Slice",
     "SliceError",
     "SliceSharding",
@@ -40,6 +50,7 @@ __all__ = [
     "combine",
     "compiled",
     "compute",
+    "connect",
     "count_choices",
     "cut_rows",
     "expert_backward",
@@ -53,4 +64,5 @@ __all__ = [
     "plan_dispatch",
     "program",
     "routing_weights",
+    "serve",
 ]

@@ -3,6 +3,17 @@
 from timelyml.ml.client.client import Client
 from timelyml.ml.client.handle import Handle
 from timelyml.ml.client.local import local
+from timelyml.ml.client.remote import connect
+from timelyml.ml.client.serving import Server, serve
 from timelyml.ml.client.slices import Slice, SliceSharding
 
-__all__ = ["Client", "Handle", "Slice", "SliceSharding", "local"]
+__all__ = [
+    "Client",
+    "Handle",
+    "Server",
+    "Slice",
+    "SliceSharding",
+    "connect",
+    "local",
+    "serve",
+]

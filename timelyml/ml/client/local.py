@@ -71,6 +71,35 @@ def local(
     Raises:
         ConfigError: The numbers do not fit together.
     """
+    cluster = start_islands(
+        "ml.local",
+        islands=islands,
+        devices_per_island=devices_per_island,
+        hosts_per_island=hosts_per_island,
+        environment=environment,
+        startup_timeout_s=startup_timeout_s,
+    )
+    try:
+        return Client(LocalLink(cluster, owns_cluster=True))
+    except BaseException:
+        cluster.close()
+        raise
+
+
+def start_islands(
+    who: str,
+    *,
+    islands: int,
+    devices_per_island: int,
+    hosts_per_island: int,
+    environment: Mapping[str, str] | None,
+    startup_timeout_s: float,
+) -> Cluster:
+    """Return a cluster of workers that are hosts of islands.
+
+    Raises:
+        ConfigError: The numbers do not fit together.
+    """
     for option, value in (
         ("islands", islands),
         ("devices_per_island", devices_per_island),
@@ -78,13 +107,13 @@ def local(
     ):
         if not isinstance(value, int) or value < 1:
             raise ConfigError(
-                f"ml.local: option {option!r} cannot work; got {value!r}; expected an "
+                f"{who}: option {option!r} cannot work; got {value!r}; expected an "
                 f"integer of at least 1",
                 option=option,
             )
     if devices_per_island % hosts_per_island:
         raise ConfigError(
-            f"ml.local: devices cannot be shared out evenly; got {devices_per_island} "
+            f"{who}: devices cannot be shared out evenly; got {devices_per_island} "
             f"for {hosts_per_island} hosts; expected a multiple of them",
             option="devices_per_island",
         )
@@ -94,18 +123,13 @@ def local(
         ]
         for island in range(islands)
     }
-    cluster = Cluster(
+    return Cluster(
         islands * hosts_per_island,
         num_devices=devices_per_island // hosts_per_island,
         environment=environment,
         startup_timeout_s=startup_timeout_s,
         services=(service_spec(hosts),),
     )
-    try:
-        return Client(LocalLink(cluster, owns_cluster=True))
-    except BaseException:
-        cluster.close()
-        raise
 
 
 def service_spec(islands: Mapping[str, list[int]]) -> ServiceSpec:
