@@ -119,7 +119,7 @@ def write_csv(size: Size, folder: Path, num_parts: int) -> None:
 
 
 def summed_by_key(blocks: list[dict[str, Any]]) -> dict[int, float]:
-    """The bare numpy work of the keyed sum: each block by sorting, then all of them."""
+    """The bare numpy work of the keyed sum: each block by itself, then all of them."""
     parts = [_sums(block["key"], block["value"]) for block in blocks]
     keys, sums = _sums(*map(np.concatenate, zip(*parts, strict=True)))
     return dict(zip(keys.tolist(), sums.tolist(), strict=True))
@@ -132,5 +132,11 @@ def block_sums(block: dict[str, Any]) -> list[tuple[str, float]]:
 
 
 def _sums(keys: Any, values: Any) -> tuple[Any, Any]:
+    """The fastest that numpy has for integers: counted in place, or else sorted."""
+    lowest, highest = int(keys.min()), int(keys.max())
+    if highest - lowest < 16 * len(keys):
+        places = keys - lowest
+        found = np.flatnonzero(np.bincount(places))
+        return found + lowest, np.bincount(places, values)[found]
     unique, inverse = np.unique(keys, return_inverse=True)
     return unique, np.bincount(inverse, values)

@@ -192,6 +192,21 @@ def test_arrays_among_records_are_sealed():
         assert not array.flags.writeable
 
 
+class Stubborn:
+    """A record that cannot be added to a number."""
+
+    def __radd__(self, other):
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("before", [[1], [1.5], [1, True, 2.5], [1, Stubborn()]])
+@pytest.mark.parametrize("shape", [(), 1, 3])
+def test_an_array_is_sealed_also_where_numbers_come_first(before, shape):
+    array = np.zeros(shape)
+    seal([*before, array, 2])
+    assert not array.flags.writeable
+
+
 def test_the_size_of_columns_is_their_bytes():
     assert size_bytes({"x": np.zeros((3, 4), np.float32), "y": np.zeros(3)}) == 72
     assert size_bytes(np.zeros(0)) == 0

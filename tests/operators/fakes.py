@@ -12,6 +12,7 @@ class FakeShard:
     """Records what an operator's logic asks for; grants epochs up to `last_epoch`."""
 
     def __init__(self, index=0, num_shards=1, *, last_epoch=10**9, tick_s=0.0):
+        self.records_per_step = 1
         self.index = index
         self.num_shards = num_shards
         self.operator = "operator under test"

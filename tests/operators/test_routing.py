@@ -245,6 +245,22 @@ def test_send_rows_sends_each_row_to_the_shard_named_for_it(cluster, kind):
     assert found == [(0, 3), (0, 8), (2, 25), (2, 27), (4, 41)]
 
 
+def test_what_is_passed_on_and_what_is_new_are_both_read_only(cluster):
+    def send_both(shard, delivery):
+        shard.output().send(delivery.time, delivery.payload)
+        shard.output().send(delivery.time, [delivery.payload[0], np.ones(2)])
+
+    def look(shard, delivery):
+        flags = [array.flags.writeable for array in delivery.payload]
+        shard.output().send(delivery.time, [flags])
+
+    flow = Dataflow(num_shards=1)
+    arrays = flow.source([0]).map(lambda _: np.ones(2)).unary(send_both)
+    arrays.rebalance().unary(look).collect()
+
+    assert cluster.run(flow)["out"] == [[False], [False, False]]
+
+
 def test_send_rows_is_one_block_per_shard_that_gets_rows(cluster):
     def measure(shard, delivery):
         shard.output().send(delivery.time, [(shard.index, len(delivery.payload))])

@@ -17,6 +17,7 @@ class Sent:
 
     def __init__(self, tick_s=0.0):
         self.blocks = []
+        self.records_per_step = 1
         self._clock = itertools.count(step=tick_s)
 
     def now(self):
@@ -60,13 +61,37 @@ def test_there_is_a_yield_after_every_step_of_slow_records():
 def test_fast_records_come_in_ever_longer_steps_up_to_a_bound():
     sizes = []
 
-    for _ in steps.in_chunks(Sent(), range(1000), lambda c: sizes.append(len(c))):
+    for _ in steps.in_chunks(Sent(), range(9000), lambda c: sizes.append(len(c))):
         pass
 
     most = steps.RECORDS_PER_STEP
     assert sizes[:4] == [1, 2, 4, 8]
     assert sizes[-2:-1] == [most]
     assert max(sizes) == most
+
+
+def test_a_block_begins_with_steps_as_long_as_the_last_one_ended():
+    sizes = []
+    shard = Sent()
+
+    for _ in range(2):
+        for _ in steps.in_chunks(shard, range(15), lambda c: sizes.append(len(c))):
+            pass
+
+    assert sizes == [1, 2, 4, 8, 15]
+
+
+def test_a_step_that_few_records_fill_says_nothing_of_many():
+    sizes = []
+    shard = Sent()
+
+    for _ in range(9):
+        for _ in steps.in_chunks(shard, [0], lambda c: sizes.append(len(c))):
+            pass
+    for _ in steps.in_chunks(shard, range(9), lambda c: sizes.append(len(c))):
+        pass
+
+    assert sizes == [1] * 9 + [2, 4, 3]
 
 
 def test_slow_records_are_worked_on_one_by_one():

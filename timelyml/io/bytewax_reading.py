@@ -180,7 +180,9 @@ class ShardReader(Live):
 
     def _begin_epoch(self, number: int, now: float) -> None:
         assert self._capability is not None  # noqa: S101  for the type checker
-        self._epoch = _Epoch(now, number, last_sign_of_life=now)
+        epoch = self._epoch
+        epoch.began = epoch.last_sign_of_life = now
+        epoch.number, epoch.num_batches = number, 0
         self._capability.downgrade(number)  # at once: what is held uses up credit
 
     def _end_epoch_in_time(self, shard: Shard, now: float) -> None:

@@ -161,6 +161,9 @@ def rebalance(up: StreamLike, *, num_shards: int | None = None) -> Routed:
         turn = shard.state.get("turn", shard.index)
         shard.state["turn"] = (turn + rows) % targets
         parts = min(rows, targets)
+        if parts == 1:  # as it came, by reference
+            shard.output().send_to(delivery.time, turn, delivery.payload)
+            return
         for part in range(parts):
             start, stop = part * rows // parts, (part + 1) * rows // parts
             payload = slice_rows(delivery.payload, start, stop)

@@ -18,7 +18,7 @@ from timelyml.progress import Timestamp
 from timelyml.runtime.shard import Shard
 
 STEP_S = 0.001
-RECORDS_PER_STEP = 64  # at most: the next records may be slow even if these are fast
+RECORDS_PER_STEP = 1024  # at most: the next records may be slow even if these are fast
 STEPS_PER_YIELD = 16  # at most: a yield costs as much as ten fast records
 RECORDS_PER_BLOCK = 8192
 BYTES_PER_BLOCK = 4 << 20  # about: an eighth of the default credit of a channel
@@ -36,20 +36,20 @@ class Pace:
 
     __slots__ = ("_began", "_now", "_num_steps", "_resumed", "size")
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        self.size = 1
+    def __init__(self, now: Callable[[], float], size: int = 1) -> None:
+        self.size = size
         self._now = now
         self._began = self._resumed = now()
         self._num_steps = 0
 
-    def step(self, now: float | None = None) -> float:
-        """Adapt to the step that ends here, and return the present time."""
-        now = self._now() if now is None else now
+    def step(self, num_records: int) -> float:
+        """Adapt to the step of so many records that ends here; return the time."""
+        now = self._now()
         elapsed, self._began = now - self._began, now
         self._num_steps += 1
         if elapsed > STEP_S:
             self.size = max(1, self.size // 2)
-        elif elapsed < STEP_S / 2:
+        elif elapsed < STEP_S / 2 and self.size <= num_records:  # it was a full one
             self.size = min(2 * self.size, RECORDS_PER_STEP)
         return now
 
@@ -81,35 +81,58 @@ def send_in_steps(
         work: See `Work`; results go to output 0.
         failed: What `work` appends here goes to output 1.
     """
-    remaining = iter(records)
+    take = _taker(records)
     results: list[Any] = []
+    # A block begins as the shard's last one ended, or it were over before its steps
+    # are long; what a record yields may be as slow as it likes.
+    pace, reading = Pace(shard.now, shard.records_per_step), Pace(shard.now)
     send_by = shard.now() + MAX_DELAY_S
-    pace, reading = Pace(shard.now), Pace(shard.now)
-    while chunk := list(islice(remaining, pace.size)):
+    while chunk := take(pace.size):
         produced = work(chunk)
         is_all = isinstance(produced, list)
-        unread = iter(produced)
-        while True:
-            # One more than one result a record ends the chunk at the first look.
-            wanted = max(len(chunk) + 1, reading.size)
-            before = len(results)
-            results.extend(unread if is_all else islice(unread, wanted))
-            is_chunk_over = is_all or len(results) - before < wanted
-            now = reading.step()
+        unread = iter(()) if is_all else iter(produced)
+        is_chunk_over = False
+        while not is_chunk_over:
+            if is_all:
+                results += produced
+                now, is_chunk_over = pace.step(len(chunk)), True
+            else:
+                # One more than one result a record ends the chunk at the first look.
+                wanted = max(len(chunk) + 1, reading.size)
+                before = len(results)
+                results += islice(unread, wanted)
+                num_read = len(results) - before
+                now, is_chunk_over = reading.step(num_read), num_read < wanted
+                if is_chunk_over:
+                    pace.step(len(chunk))
             if len(results) >= RECORDS_PER_BLOCK or now >= send_by:
                 results = _send(shard, time, results, failed)
                 send_by = now + MAX_DELAY_S
-            if is_chunk_over:
-                pace.step(now)
-            if reading.is_over:
+            if pace.is_over or reading.is_over:
                 if size_bytes(results[-1:]) * len(results) >= BYTES_PER_BLOCK:
                     results = _send(shard, time, results, failed)
                 yield
                 reading.resume()
                 pace.resume()
-            if is_chunk_over:
-                break
+    shard.records_per_step = pace.size
     _send(shard, time, results, failed)
+
+
+def _taker(records: Iterable[Any]) -> Callable[[int], list[Any]]:
+    """Return what takes so many of the records, in their order."""
+    if not isinstance(records, list):
+        remaining = iter(records)
+        return lambda number: list(islice(remaining, number))
+    start = 0
+
+    def take(number: int) -> list[Any]:
+        nonlocal start
+        start += number
+        if start == number >= len(records):
+            return records  # all of them
+        return records[start - number : start]  # 10 ns a record less
+
+    return take
 
 
 def _send(
@@ -129,14 +152,15 @@ def in_chunks(
     shard: Shard, records: Iterable[Any], work: Callable[[list[Any]], object]
 ) -> Iterator[None]:
     """Call `work` with a few of the records at a time; yields now and then."""
-    remaining = iter(records)
-    pace = Pace(shard.now)
-    while chunk := list(islice(remaining, pace.size)):
+    take = _taker(records)
+    pace = Pace(shard.now, shard.records_per_step)
+    while chunk := take(pace.size):
         work(chunk)
-        pace.step()
+        pace.step(len(chunk))
         if pace.is_over:
             yield
             pace.resume()
+    shard.records_per_step = pace.size
 
 
 def in_steps(

@@ -211,13 +211,13 @@ class Outbox:
         self._frame_bytes[peer] = self._frame_bytes.get(peer, 0) + part.size_bytes
 
     def refund(self, channel: int, peer: int, size: int) -> bool:
-        """Give credit back; True if the channel has nothing waiting any more."""
+        """Give credit back; True if the last that waited for it on a channel leaves."""
         key = (channel, peer)
         ledger = self._ledgers[key]
         ledger.refund(size)
         waiting = self._waiting.get(key)
         if not waiting:
-            return True
+            return False  # nobody was kept from sending
         while waiting and ledger.can_send(waiting[0][1].size_bytes):
             time, part = waiting.popleft()
             self._spend(ledger, part.size_bytes)

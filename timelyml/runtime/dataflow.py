@@ -17,6 +17,7 @@ from timelyml.errors import InvariantError, PayloadError
 from timelyml.exchange import CONTROLLER, Codec, Lane, SpillingQueue, Transport
 from timelyml.graph import Graph
 from timelyml.progress import CapabilityTable, ProgressBatch, Timestamp, Tracker
+from timelyml.runtime.agenda import in_graph_order
 from timelyml.runtime.build import build_instances, initial_counts
 from timelyml.runtime.channels import Arrival, Outbox, OutChannel
 from timelyml.runtime.config import INPUT_KIND, RunConfig
@@ -157,7 +158,8 @@ class Dataflow:
         if self._active:
             self._run_active()
         is_told = self.progress.tell_itself()
-        if is_told and (self._has_consumed or self.outbox.has_frames):
+        has_news = self._has_consumed or self.outbox.has_frames
+        if is_told and has_news and self.num_workers > 1:
             # Others wait for this; what only this worker waits for comes after.
             self._flush()
 
@@ -300,9 +302,9 @@ class Dataflow:
         owners = self._input_owner
         for location in owners.keys() & map(_location_of, changes):
             operator = owners[location]
-            self.instances[operator].frontier_moved()
-            self._active.add(operator)
-        for operator, shard in self._gate.take_waiters():
+            if self.instances[operator].frontier_moved():
+                self._active.add(operator)
+        for operator, shard in self._gate.frontiers_moved():
             self.activate(operator, shard, 0.0)
 
     def _run_timers(self) -> None:
@@ -312,9 +314,9 @@ class Dataflow:
             self.activate(operator, shard, 0.0)
 
     def _run_active(self) -> None:
-        active, self._active = self._active, set()
-        clock = self._clock
-        for index in sorted(active):
+        clock, outbox = self._clock, self.outbox
+        # Nothing follows at once while frames wait to leave for other workers.
+        for index in in_graph_order(self._active, lambda: not outbox.has_frames):
             instance = self.instances[index]
             self.running = instance
             began = clock()

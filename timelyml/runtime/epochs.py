@@ -32,18 +32,17 @@ class EpochGate:
         self._regular = {
             spec.index for spec in graph.operators if spec.is_source and spec.regular
         }
+        self._oldest: dict[int, int | None] = {}  # open epoch, by source: asked before
         self._latest = 0  # epoch that a regular source here opened, or will first
         self._waiters: set[tuple[int, int]] = set()
         self._paused_at: int | None = None
 
     def may_open(self, operator: int, shard: int, epoch: int) -> bool:
         """Whether a source may open `epoch`; if not, it is remembered as waiting."""
-        open_epochs = [
-            epoch_of(time)
-            for location in self._ends.get(operator, ())
-            for time in self._tracker.frontier(location).elements
-        ]
-        has_credit = epoch - min(open_epochs, default=epoch) < self._max_ahead
+        if operator not in self._oldest:
+            self._oldest[operator] = self._find_oldest(operator)
+        oldest = self._oldest[operator]
+        has_credit = oldest is None or epoch - oldest < self._max_ahead
         is_paused = self._paused_at is not None and epoch >= self._paused_at
         if has_credit and not is_paused:
             if operator in self._regular:
@@ -52,10 +51,22 @@ class EpochGate:
         self._waiters.add((operator, shard))
         return False
 
-    def take_waiters(self) -> set[tuple[int, int]]:
-        """Return the (operator, shard) that wait, and forget them."""
+    def frontiers_moved(self) -> set[tuple[int, int]]:
+        """Return the (operator, shard) that wait, which may ask again now."""
+        self._oldest.clear()
         waiters, self._waiters = self._waiters, set()
         return waiters
+
+    def _find_oldest(self, operator: int) -> int | None:
+        """Return the oldest epoch that is open at the ends of a source, if any."""
+        return min(
+            (
+                epoch_of(time)
+                for location in self._ends.get(operator, ())
+                for time in self._tracker.frontier(location).elements
+            ),
+            default=None,
+        )
 
     def pause(self, table: CapabilityTable) -> int:
         """Open nothing new; return the first epoch that no regular source began.

@@ -27,9 +27,9 @@ class Host(Protocol):
     worker_index: int
     num_workers: int
     notified_ports: tuple[int, ...]
-
-    def may_send(self, output: int, time: Timestamp) -> bool:
-        """Whether the callback being run, or a held capability, justifies it."""
+    received: Any  # the payload of the delivery being processed
+    now: Callable[[], float]  # the worker's clock
+    may_send: Callable[[int, Timestamp], bool]  # whether anything justifies it
 
     def mint(self, output: int, time: Timestamp, site: str) -> Capability:
         """Mint a capability; the caller has checked that it is justified."""
@@ -60,9 +60,6 @@ class Host(Protocol):
 
     def waker(self, shard: int) -> Callable[[], None]:
         """Return what activates a shard from any thread."""
-
-    def now(self) -> float:
-        """Seconds by the worker's clock."""
 
     def can_start_epoch(self, epoch: int) -> bool:
         """Whether the epoch credit allows `epoch` to be opened."""
@@ -103,8 +100,9 @@ class Output:
             PayloadError: The payload is neither records nor columns.
             RoutingError: A destination lies outside the receiving shards.
         """
-        self._check(time)
-        sealed = seal(as_payload(payload))
+        if not self._host.may_send(self._index, time):
+            raise self._refusal(time)
+        sealed = self._sealed(payload)
         try:
             for channel in self._channels:
                 channel.push(self._shard, time, sealed, is_last=is_last)
@@ -121,9 +119,10 @@ class Output:
             CapabilityError: Nothing justifies a send at `time`.
             RoutingError: The receiver has no such shard, or no edge is direct.
         """
-        self._check(time)
+        if not self._host.may_send(self._index, time):
+            raise self._refusal(time)
         self._check_direct()
-        sealed = seal(as_payload(payload))
+        sealed = self._sealed(payload)
         try:
             for channel in self._channels:
                 channel.push(self._shard, time, sealed, is_last=True, target=shard)
@@ -157,9 +156,10 @@ class Output:
             RoutingError: The receiver has no such shard, there is not one destination
                 for each row, or no edge is direct.
         """
-        self._check(time)
+        if not self._host.may_send(self._index, time):
+            raise self._refusal(time)
         self._check_direct()
-        sealed = seal(as_payload(payload))
+        sealed = self._sealed(payload)
         shards = np.asarray(destinations)
         try:
             for channel in self._channels:
@@ -177,17 +177,21 @@ class Output:
         counts = [channel.num_direct_shards for channel in self._channels]
         return min(filter(None, counts), default=self._host.num_shards)
 
-    def _check(self, time: Timestamp) -> None:
-        if not self._host.may_send(self._index, time):
-            msg = (
-                f"operator {self._host.name!r} shard {self._shard} may not send on "
-                f"output {self._index}; got time {time!r}; expected a time justified by "
-                "the delivery or notification being processed, or by a held "
-                "capability; retain one first"
-            )
-            raise CapabilityError(
-                msg, operator=self._host.name, shard=self._shard, time=time
-            )
+    def _sealed(self, payload: Any) -> Any:
+        if payload is self._host.received:  # sealed by its sender: 20 ns a record less
+            return payload
+        return seal(as_payload(payload))
+
+    def _refusal(self, time: Timestamp) -> CapabilityError:
+        msg = (
+            f"operator {self._host.name!r} shard {self._shard} may not send on "
+            f"output {self._index}; got time {time!r}; expected a time justified by "
+            "the delivery or notification being processed, or by a held "
+            "capability; retain one first"
+        )
+        return CapabilityError(
+            msg, operator=self._host.name, shard=self._shard, time=time
+        )
 
     def _check_direct(self) -> None:
         channels = self._channels
@@ -202,15 +206,25 @@ class Output:
 
 
 class Shard:
-    """One shard of an operator, as its callbacks see it."""
+    """One shard of an operator, as its callbacks see it.
 
-    __slots__ = ("_host", "index", "outputs")
+    Attributes:
+        index: Its number, from 0.
+        outputs: Its outputs, by port.
+        now: Returns seconds by the worker's clock, which a simulation replaces.
+        records_per_step: How many records its last step took; the runtime's own.
+    """
+
+    __slots__ = ("_host", "_state", "index", "now", "outputs", "records_per_step")
 
     def __init__(
         self, host: Host, index: int, channels: list[list[OutChannel]]
     ) -> None:
         self._host = host
         self.index = index
+        self.now = host.now
+        self._state: dict[Any, Any] | None = None  # once it has been asked for
+        self.records_per_step = 1
         self.outputs = tuple(
             Output(host, index, output, outgoing)
             for output, outgoing in enumerate(channels)
@@ -244,7 +258,9 @@ class Shard:
     @property
     def state(self) -> dict[Any, Any]:
         """The state declared under the name "state"."""
-        return self._host.state_cell(self.index, DEFAULT_NAME)
+        if self._state is None:
+            self._state = self._host.state_cell(self.index, DEFAULT_NAME)
+        return self._state
 
     def state_of(self, name: str) -> dict[Any, Any]:
         """The state declared under `name`.
@@ -329,10 +345,6 @@ class Shard:
         Everything else here belongs to the worker's own thread.
         """
         return self._host.waker(self.index)
-
-    def now(self) -> float:
-        """Seconds by the worker's clock, which a simulation replaces."""
-        return self._host.now()
 
     def can_start_epoch(self, epoch: int) -> bool:
         """Whether a source may open `epoch` now.
