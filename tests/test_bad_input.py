@@ -21,6 +21,7 @@ from timelyml.errors import (
     ReentryError,
     RoutingError,
     RunStoppedError,
+    TimelyError,
 )
 from timelyml.runtime.operator import WAIT
 
@@ -561,3 +562,28 @@ def test_a_listener_may_cancel_its_run(cluster):
 
     with pytest.raises(RunStoppedError, match="was cancelled"):
         runs[0].result()
+
+
+def next_of_none(_):
+    return next(iter(()))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda stream: stream.map(next_of_none),
+        lambda stream: stream.filter(next_of_none),
+        lambda stream: stream.flat_map(next_of_none),
+        lambda stream: stream.count(next_of_none),
+        lambda stream: stream.reduce(next_of_none, max),
+        lambda stream: stream.distinct(next_of_none),
+        lambda stream: stream.exchange(next_of_none).map(abs),
+    ],
+    ids=["map", "filter", "flat_map", "count", "reduce", "distinct", "exchange"],
+)
+def test_a_function_that_raises_stop_iteration_ends_no_block_silently(cluster, use):
+    flow = Dataflow()
+    use(flow.source(range(2000), batch_size=2000)).collect()
+
+    with pytest.raises(TimelyError):
+        cluster.run(flow)

@@ -94,11 +94,12 @@ class _Fresh:
 
     def keys_of(self, payload: Payload) -> Iterable[Any]:
         """Return a key for each record."""
-        if callable(self._key):
-            return map(self._key, records_of(payload))
+        key = self._key
+        if callable(key):  # `map` would end where it raises StopIteration
+            return (key(record) for record in records_of(payload))
         if not isinstance(payload, list):
             return keys_of_rows(self._columns(payload))
-        return payload if self._key is None else map(field_getter(self._key), payload)
+        return payload if key is None else map(field_getter(key), payload)
 
     def route(self, payload: Payload, num_shards: int) -> Any:
         """Send records of equal keys to one shard."""

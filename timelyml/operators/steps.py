@@ -34,18 +34,18 @@ class Pace:
     It also tells when the others should have the worker.
     """
 
-    __slots__ = ("_began", "_now", "_num_steps", "_resumed", "size")
+    __slots__ = ("_now", "_num_steps", "_resumed", "began", "size")
 
     def __init__(self, now: Callable[[], float], size: int = 1) -> None:
         self.size = size
         self._now = now
-        self._began = self._resumed = now()
+        self.began = self._resumed = now()
         self._num_steps = 0
 
     def step(self, num_records: int) -> float:
         """Adapt to the step of so many records that ends here; return the time."""
         now = self._now()
-        elapsed, self._began = now - self._began, now
+        elapsed, self.began = now - self.began, now
         self._num_steps += 1
         if elapsed > STEP_S:
             self.size = max(1, self.size // 2)
@@ -56,12 +56,12 @@ class Pace:
     @property
     def is_over(self) -> bool:
         """Whether it is time to yield."""
-        worked_s = self._began - self._resumed
+        worked_s = self.began - self._resumed
         return worked_s >= STEP_S / 2 or self._num_steps >= STEPS_PER_YIELD
 
     def resume(self) -> None:
         """Begin after a yield: do not count the time that others had the worker."""
-        self._began = self._resumed = self._now()
+        self.began = self._resumed = self._now()
         self._num_steps = 0
 
 
@@ -86,14 +86,13 @@ def send_in_steps(
     # A block begins as the shard's last one ended, or it were over before its steps
     # are long; what a record yields may be as slow as it likes.
     pace, reading = Pace(shard.now, shard.records_per_step), Pace(shard.now)
-    send_by = shard.now() + MAX_DELAY_S
+    send_by = pace.began + MAX_DELAY_S
     while chunk := take(pace.size):
         produced = work(chunk)
-        is_all = isinstance(produced, list)
-        unread = iter(()) if is_all else iter(produced)
+        unread = None if isinstance(produced, list) else iter(produced)
         is_chunk_over = False
         while not is_chunk_over:
-            if is_all:
+            if unread is None:
                 results += produced
                 now, is_chunk_over = pace.step(len(chunk)), True
             else:
