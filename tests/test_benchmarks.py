@@ -143,3 +143,13 @@ def test_columns_across_times_are_measured_beside_records(capsys):
     for kind in ("tumbling", "sliding", "session", "join"):
         assert figures[f"{kind}_columns"] > 0
         assert figures[f"{kind}_records"] > 0
+
+
+def test_dispatch_reports_calls_and_programs_beside_plain_jax(capsys):
+    sizes = ["--rounds", "1", "--steps", "128", "--devices", "2"]
+
+    figures = figures_of(capsys, "dispatch", *sizes)
+
+    assert figures["jax_2_devices_per_s.ratio_to_jax"] == 1
+    for what in ("op_by_op", "chained"):
+        assert figures[f"{what}_2_devices_per_s"] > 0

@@ -317,10 +317,11 @@ class Calls:
         for result in map(self._buffers.get, call.outs):
             if result is not None:
                 self._buffers.unuse(result)
-        error = call.error or pack_error(
-            BufferLostError("a call before it was dropped")
-        )
-        if not call.is_ordered:  # then those that wait for it never will be either
+        if not call.is_ordered and call.dependants:
+            # Those that wait for it will never be ordered either.
+            error = call.error or pack_error(
+                BufferLostError("a call before it was dropped")
+            )
             waiting = {program for program, _ in call.dependants}
             self.cancel(lambda other: other.program in waiting, error)
         slice_.num_calls -= 1

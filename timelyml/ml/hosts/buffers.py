@@ -58,6 +58,7 @@ class BufferStore:
     _promised: set[int] = field(default_factory=set)
     _expected: dict[int, _Assembly] = field(default_factory=dict)
     _early: dict[int, list[Pieces]] = field(default_factory=dict)
+    _taken: set[int] = field(default_factory=set)
     giving: threading.Lock = field(default_factory=threading.Lock)
     """Held while a launch takes the memory of arguments, and to read what it may take."""
 
@@ -79,6 +80,14 @@ class BufferStore:
     def promise(self, buffers: Iterable[int]) -> None:
         """Note results of a launch to come."""
         self._promised.update(buffers)
+
+    def take(self, buffers: Iterable[int]) -> None:
+        """Note arguments of a launch to come."""
+        self._taken.update(buffers)
+
+    def is_taken(self, buffer: int) -> bool:
+        """Whether a launch takes it; may be asked from any thread."""
+        return buffer in self._taken
 
     def is_at_hand(self, buffer: int) -> bool:
         """Whether it will be there when a launch that uses it has its turn."""
@@ -108,6 +117,7 @@ class BufferStore:
         """Forget buffers; the pieces of one that is still to come are dropped."""
         for buffer in buffers:
             self._buffers.pop(buffer, None)
+            self._taken.discard(buffer)
             self._promised.discard(buffer)
             assembly = self._expected.get(buffer)
             if assembly is not None:

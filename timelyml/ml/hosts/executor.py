@@ -142,6 +142,7 @@ class Executor:
         if code not in self._code:
             missing.add(code)
         self.store.promise(prepare.outs)
+        self.store.take(prepare.args)
         if not missing:
             self._launch(self._gate.prepare(key))
             return

@@ -126,7 +126,9 @@ class Waiter:
             # Keys would become words by a computation, which is not ours to launch.
             is_small = of.size_bytes <= SMALL_BYTES and of.key_impl is None
             is_whole = array.is_fully_addressable or array.is_fully_replicated
-            if is_small and is_whole and out in self._store:
+            # What the next launch takes is hardly ever looked at; who does can ask.
+            is_wanted = out in self._store and not self._store.is_taken(out)
+            if is_small and is_whole and is_wanted:
                 with self._store.giving:
                     if not array.is_deleted():
                         values.append((out, to_host(array).copy()))

@@ -1,0 +1,142 @@
+"""How many computations with a collective run in a second: the paper's Figure 5.
+
+A scalar sum over all devices and an addition, on 1, 2 and 4 virtual devices of one
+worker. OpByOp: one call for each. Chained: a program of 128 calls. Both run ahead of
+replies. Beside plain JAX in a process with the same devices and environment, which
+takes turns with them; each ratio is the median of the rounds' own ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from statistics import median
+from typing import Any
+
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from benchmarks.peers.plain_jax import step
+from benchmarks.report import Report
+from timelyml import ml
+from timelyml.runtime.environment import worker_environment
+
+CHAIN = 128
+AIMS = {
+    "op_by_op_2_devices": 0.8,
+    "op_by_op_4_devices": 0.8,
+    "chained_1_device": 0.8,
+    "chained_2_devices": 1.3,
+    "chained_4_devices": 1.3,
+}
+"""Steps per second, as a multiple of plain JAX's own."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure, and print a table or one JSON object."""
+    parser = argparse.ArgumentParser(prog="benchmarks dispatch", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=1024, help="in each round")
+    parser.add_argument("--devices", type=int, nargs="+", default=[1, 2, 4])
+    options = parser.parse_args(argv)
+    table = Report("Computations with a collective, beside plain JAX")
+    for num_devices in options.devices:
+        rounds = measure(num_devices, options.rounds, options.steps)
+        add_rows(table, num_devices, rounds, options.steps)
+    table.show(as_json=options.json)
+    return 0
+
+
+def measure(num_devices: int, num_rounds: int, steps: int) -> list[dict[str, float]]:
+    """Return, for each round, seconds by what was measured."""
+    with (
+        plain_jax(num_devices) as plain,
+        ml.local(devices_per_island=num_devices) as client,
+    ):
+        slice_ = client.slice({"x": num_devices})
+        cut = slice_.sharding(P("x"))  # type: ignore[no-untyped-call]  # JAX is typed in part
+        first = client.put(np.zeros(num_devices, np.float32), cut)
+        run = ml.jit(step, slice=slice_, out_shardings=cut)
+
+        @ml.program
+        def chain(x: Any) -> Any:
+            for _ in range(CHAIN):
+                x = run(x)
+            return x
+
+        def op_by_op(count: int) -> float:
+            return _timed(run, first, count)
+
+        def chained(count: int) -> float:
+            return _timed(chain, first, count // CHAIN)
+
+        for warm_up in (plain, op_by_op, chained):
+            warm_up(2 * CHAIN)
+        return [
+            {
+                "jax": plain(steps),
+                "op_by_op": op_by_op(steps),
+                "chained": chained(steps),
+            }
+            for _ in range(num_rounds)
+        ]
+
+
+def _timed(function: Callable[[Any], Any], first: Any, count: int) -> float:
+    x = first
+    began = time.perf_counter()
+    for _ in range(count):
+        x = function(x)
+    x.block_until_ready()
+    return time.perf_counter() - began
+
+
+@contextmanager
+def plain_jax(num_devices: int) -> Iterator[Callable[[int], float]]:
+    """Start plain JAX; what is yielded runs steps there and returns the seconds."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.peers.plain_jax"],
+        env=worker_environment(os.environ, num_devices=num_devices),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    ask, answer = process.stdin, process.stdout
+
+    def run(steps: int) -> float:
+        print(steps, file=ask, flush=True)
+        return float(answer.readline())
+
+    try:
+        yield run
+    finally:
+        ask.close()
+        process.wait()
+        answer.close()
+
+
+def add_rows(
+    table: Report, num_devices: int, rounds: Sequence[dict[str, float]], steps: int
+) -> None:
+    """Add what was measured on so many devices."""
+    devices = "1_device" if num_devices == 1 else f"{num_devices}_devices"
+    for what in rounds[0]:
+        name = f"{what}_{devices}"
+        ratio = median(each["jax"] / each[what] for each in rounds)
+        aim = AIMS.get(name)
+        table.add(
+            f"{name}_per_s",
+            steps / median(each[what] for each in rounds),
+            "/s",
+            target="" if aim is None else f"at least {aim:g} x jax",
+            is_met=None if aim is None else ratio >= aim,
+            ratio_to_jax=ratio,
+        )
