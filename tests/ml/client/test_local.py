@@ -22,6 +22,7 @@ from timelyml.errors import (
     ConfigError,
     DeadlineError,
     HandleError,
+    InvariantError,
     SliceError,
 )
 from timelyml.ml.client import Client, Handle, local
@@ -434,3 +435,25 @@ def test_dropped_handles_free_their_buffers(client, make_slice):
     client.slice({"data": 1}).close()  # an answer that comes after all of that
 
     assert len(core.buffers) <= before
+
+
+def test_what_nobody_understands_ends_the_client_that_said_it_and_no_other(
+    client, make_slice
+):
+    other = client.another()
+    theirs = other.slice({"data": 1})
+    other._send("nonsense")
+    with pytest.raises(InvariantError, match=r"put out; got .*'nonsense'"):
+        np.asarray(jit(lambda x: x + 1, slice=theirs)(np.float32(1)))
+    f = jit(lambda x: x + 1, slice=make_slice(1))
+    assert float(f(np.float32(1))) == 2.0
+
+
+def test_a_slice_that_was_given_back_cannot_be_used(client):
+    slice_ = client.slice({"data": 1})
+    slice_.close()
+    x = client.put(np.ones(2, np.float32), slice_.sharding())
+    with pytest.raises(SliceError, match="is not there"):
+        x.result()
+    with pytest.raises(SliceError, match="is not there"):
+        np.asarray(jit(lambda x: x + 1, slice=slice_)(np.float32(1)))

@@ -190,10 +190,12 @@ def test_unknown_buffers_slices_and_computations_fail_only_the_call():
     world.say(1, Call("nothing", slice_.slice, (x,), (results[2],)))
     world.say(1, Call(identity, slice_.slice, (theirs,), (results[3],)))
     world.say(1, Fetch(theirs))
+    lost = world.put(SliceGiven(0, "slice-98", "a", "cpu", ()))
     world.settle()
 
     found = fates(world)
     assert found[good] is None
+    assert "'slice-98' is not there" in found[lost]
     assert "an argument is not there" in found[results[0]]
     assert "'slice-99' is not there" in found[results[1]]
     assert "is not registered" in found[results[2]]

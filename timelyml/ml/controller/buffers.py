@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from timelyml.errors import BufferLostError, HandleError
+from timelyml.errors import BufferLostError, HandleError, SliceError
 from timelyml.exchange import CONTROLLER, Lane
 from timelyml.ml.controller.messages import Failed, Fetched, Put
 from timelyml.ml.controller.records import BufferRecord, Outbox, SliceRecord, State
@@ -66,12 +66,16 @@ class Buffers:
             slice_.num_buffers += 1
 
     def put(self, client: int, put: Put) -> None:
-        """Bring a host array to the hosts of a slice."""
+        """Bring a host array to the hosts of a slice; tell if that cannot be."""
+        slice_ = self._slices.get(put.slice)
+        if slice_ is None or slice_.client != client or slice_.is_dropped:
+            error = pack_error(no_such_slice(put.slice))
+            self._outbox.tell(client, Failed(0, (put.buffer,), error))
+            return
         record = BufferRecord(
             put.buffer, client, put.slice, put.type, put.spec, State.READY
         )
         self.add(record)
-        slice_ = self._slices[put.slice]
         if slice_.error is not None:
             self.fail(record, slice_.error)
             self._outbox.tell(client, Failed(0, (put.buffer,), slice_.error))
@@ -228,6 +232,15 @@ class Buffers:
         expect = Expect(record.buffer, slice_.name, record.type, record.spec)
         for host in slice_.hosts:
             self._outbox.book(host).expects.append(expect)
+
+
+def no_such_slice(name: str) -> SliceError:
+    """Return the error of whoever uses a slice that is not, or not any more, its own."""
+    return SliceError(
+        f"slice {name!r} is not there; got a use of it; expected one of the client's "
+        f"own that was not given back; ask for a slice first",
+        slice=name,
+    )
 
 
 def _by_host(held: Iterable[HeldBox]) -> dict[int, list[Any]]:

@@ -12,7 +12,7 @@ from timelyml.errors import (
     RunStoppedError,
     TimelyError,
 )
-from timelyml.ml.controller.buffers import Buffers
+from timelyml.ml.controller.buffers import Buffers, no_such_slice
 from timelyml.ml.controller.messages import Call, Failed
 from timelyml.ml.controller.records import (
     BufferRecord,
@@ -167,11 +167,7 @@ class Calls:
     def _target(self, client: int, message: Call) -> tuple[SliceRecord, Computation]:
         slice_ = self._slices.get(message.slice)
         if slice_ is None or slice_.client != client or slice_.is_dropped:
-            raise ProgramError(
-                f"slice {message.slice!r} is not there; got a call for it; expected one "
-                f"of the client's own; ask for a slice first",
-                slice=message.slice,
-            )
+            raise no_such_slice(message.slice)
         if message.computation not in slice_.loaded and slice_.error is None:
             raise ProgramError(
                 f"computation {message.computation[:12]} is not registered for slice "

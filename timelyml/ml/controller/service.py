@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from timelyml.errors import PeerError, RunStoppedError, TimelyError
+from timelyml.errors import InvariantError, PeerError, RunStoppedError, TimelyError
 from timelyml.ml.controller.core import Core
 from timelyml.ml.controller.messages import Closed
 from timelyml.ml.controller.records import ToHost
@@ -48,20 +48,27 @@ class ControllerService:
         return client
 
     def submit(self, client: int, message: Any) -> None:
-        """Take a message of a client."""
-        self._post(lambda: self._core.handle(client, message, self._site.clock()))
+        """Take a message of a client; one that cannot be taken ends that client only."""
+
+        def take() -> None:
+            try:
+                self._core.handle(client, message, self._site.clock())
+            except Exception as error:  # noqa: BLE001 - others must not suffer from it
+                failure = InvariantError(
+                    f"client {client} was put out; got {type(error).__name__}: {error} "
+                    f"from {type(message).__name__}; expected what a client says; "
+                    "report it, as this is a bug"
+                )
+                failure.__cause__ = error
+                self._forget(client, failure)
+
+        self._post(take)
 
     def disconnect(self, client: int) -> None:
         """Forget a client, with all that is its own; it hears of its end."""
-
-        def leave() -> None:
-            self._core.leave(client)
-            receive = self._clients.pop(client, None)
-            if receive is not None:
-                receive(Closed(pack_error(RunStoppedError("the client was closed"))))
-
+        ended = RunStoppedError("the client was closed")
         with contextlib.suppress(TimelyError):  # all have left
-            self._post(leave)
+            self._post(lambda: self._forget(client, ended))
 
     def joined(self) -> None:
         """Nothing: hosts tell what they have."""
@@ -108,6 +115,12 @@ class ControllerService:
             inbox, self._inbox = self._inbox, deque()
         del inbox
         for receive in list(self._clients.values()):
+            receive(Closed(pack_error(error)))
+
+    def _forget(self, client: int, error: TimelyError) -> None:
+        self._core.leave(client)
+        receive = self._clients.pop(client, None)
+        if receive is not None:
             receive(Closed(pack_error(error)))
 
     def _post(self, action: Callable[[], None]) -> None:
