@@ -65,6 +65,7 @@ def test_what_waits_takes_nothing_in(cluster):
     endless.unary(hold)
 
     run = cluster.start(flow, credit_bytes=10_000, max_epochs_ahead=1000)
+
     def peaks():
         workers = run.metrics()["workers"].values()
         return [worker["queued_bytes_peak"] for worker in workers]
