@@ -9,11 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
@@ -36,6 +34,7 @@ from timelyml.io.bytewax_messages import (
 )
 from timelyml.runtime.boot import endpoint_to_map
 from timelyml.runtime.failure import pack_exception
+from timelyml.runtime.scratch import ScratchDirectory
 from timelyml.runtime.tracebacks import user_traceback
 
 LOOK_S = 0.2
@@ -109,10 +108,10 @@ class GuestProcess:
             transport.wake()
 
     def _serve(self) -> None:
-        directory = tempfile.mkdtemp(prefix="timelyml-")  # mode 0700
+        scratch = ScratchDirectory()
         process: subprocess.Popen[bytes] | None = None
         try:
-            bind, token = f"ipc://{directory}", secrets.token_bytes(16)
+            bind, token = f"ipc://{scratch.path}", secrets.token_bytes(16)
             transport = self._transport = ZmqTransport(
                 HOST, codec=feed_codec(), token=token, bind=bind, linger_s=0.1
             )
@@ -131,7 +130,7 @@ class GuestProcess:
                 _end(process, 0.0 if self._is_closing else LEAVE_TIMEOUT_S)
             if self._transport is not None:
                 self._transport.close()
-            shutil.rmtree(directory, ignore_errors=True)
+            scratch.remove()
 
     def _hear_all(
         self, transport: ZmqTransport, process: subprocess.Popen[bytes]

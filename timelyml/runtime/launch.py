@@ -7,8 +7,6 @@ them it tells the controller. Worker processes are started by `launch_processes`
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -20,6 +18,7 @@ from timelyml.runtime import forks
 from timelyml.runtime.controller import Controller
 from timelyml.runtime.loop import drive
 from timelyml.runtime.messages import HANDSHAKE, Hello
+from timelyml.runtime.scratch import ScratchDirectory
 from timelyml.runtime.service import ServiceSpec
 from timelyml.runtime.shipping import worker_codec
 from timelyml.runtime.worker import Worker
@@ -79,7 +78,7 @@ class ThreadLauncher:
     ) -> None:
         self._hub = hub
         self._services = services
-        self._directory = Path(tempfile.mkdtemp(prefix="timelyml-"))
+        self._scratch = ScratchDirectory()
         self._threads: list[threading.Thread] = []
         self._workers: dict[int, Worker] = {}
         self._num_workers = num_workers
@@ -100,7 +99,7 @@ class ThreadLauncher:
     def _serve(self, index: int, controller: Controller) -> None:
         transport = self._hub.transport(index)
         try:
-            worker = make_worker(index, transport, self._directory, self._services)
+            worker = make_worker(index, transport, self._scratch.path, self._services)
             self._workers[index] = worker
             try:
                 drive(worker, transport, lambda: worker.is_stopped, time.monotonic)
@@ -121,7 +120,7 @@ class ThreadLauncher:
                 if time.monotonic() >= deadline:
                     break
                 thread.join(JOIN_SLICE_S)
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._scratch.remove()
 
     def hurry(self) -> None:
         """Let `close` leave threads behind that do not end by themselves."""
@@ -145,7 +144,7 @@ class InlineLauncher:
     def __init__(self, hub: InProcessHub, services: Sequence[ServiceSpec] = ()) -> None:
         self._hub = hub
         self._services = services
-        self._directory = Path(tempfile.mkdtemp(prefix="timelyml-"))
+        self._scratch = ScratchDirectory()
         self.worker: Worker | None = None
 
     def start(self, controller: Controller) -> None:
@@ -153,7 +152,7 @@ class InlineLauncher:
         del controller
         transport = self._hub.transport(0)
         transport.stand_in = self._hub.transport(CONTROLLER)  # the one that waits
-        directory = self._directory
+        directory = self._scratch.path
         self.worker = make_worker(0, transport, directory, self._services)
 
     def close(self, *, at_once: bool) -> None:  # noqa: ARG002  see Launcher
@@ -163,7 +162,7 @@ class InlineLauncher:
                 self.worker.leave()
         finally:
             self._hub.transport(0).close()
-            shutil.rmtree(self._directory, ignore_errors=True)
+            self._scratch.remove()
 
     def hurry(self) -> None:
         """Do nothing: `close` waits for nobody."""

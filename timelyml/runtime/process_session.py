@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from timelyml.exchange import CONTROLLER, ZmqTransport
 from timelyml.runtime.boot import Boot, endpoint_to_map
 from timelyml.runtime.controller import Controller
 from timelyml.runtime.launch_processes import ProcessLauncher
+from timelyml.runtime.scratch import ScratchDirectory
 from timelyml.runtime.service import ServiceSpec
 from timelyml.runtime.session import Session
 from timelyml.runtime.shipping import worker_codec
@@ -43,15 +42,17 @@ class ProcessOptions:
 
 def process_session(options: ProcessOptions) -> Session:
     """Start worker processes; their sockets are private to the user."""
-    directory = tempfile.mkdtemp(prefix="timelyml-")  # mode 0700
+    scratch = ScratchDirectory()
     token = secrets.token_bytes(TOKEN_BYTES)
-    bind = f"ipc://{directory}" if options.transport == "ipc" else "tcp://127.0.0.1:*"
+    bind = (
+        f"ipc://{scratch.path}" if options.transport == "ipc" else "tcp://127.0.0.1:*"
+    )
     try:
         transport = ZmqTransport(
             CONTROLLER, codec=worker_codec(options.services), token=token, bind=bind
         )
     except BaseException:
-        shutil.rmtree(directory, ignore_errors=True)
+        scratch.remove()
         raise
     endpoint = endpoint_to_map(transport.endpoint)
     sys_path = [path or str(Path.cwd()) for path in sys.path]  # "" means where we are
@@ -64,7 +65,7 @@ def process_session(options: ProcessOptions) -> Session:
             bind=bind,
             controller=endpoint,
             sys_path=sys_path,
-            spill_directory=directory,
+            spill_directory=str(scratch.path),
             heartbeat_fd=heartbeat_fd,
             heartbeat_s=min(1.0, options.heartbeat_timeout_s / BEATS_PER_TIMEOUT),
             spin_s=spin_seconds(options.workers, len(os.sched_getaffinity(0))),
@@ -76,7 +77,7 @@ def process_session(options: ProcessOptions) -> Session:
         environment=options.environment,
         num_devices=options.num_devices,
         heartbeat_timeout_s=options.heartbeat_timeout_s,
-        cleanup=lambda: shutil.rmtree(directory, ignore_errors=True),
+        cleanup=scratch.remove,
     )
     controller = Controller(
         transport,

@@ -7,10 +7,8 @@ which deliver in any order that real ones might, and always the same for the sam
 from __future__ import annotations
 
 import random
-import tempfile
 from collections.abc import Callable, Iterable
 from functools import cache
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -27,6 +25,7 @@ from timelyml.runtime.record import OnMessage, RunRecord, reentry_error
 from timelyml.runtime.result import Result
 from timelyml.runtime.run import Run, RunIdentity
 from timelyml.runtime.run_state import RunPlan
+from timelyml.runtime.scratch import ScratchDirectory
 from timelyml.runtime.shipping import ship, worker_codec
 from timelyml.runtime.simulation.clock import SimClock
 from timelyml.runtime.simulation.network import SimNetwork
@@ -61,7 +60,7 @@ class FlowTester:
         self.seed = seed
         rng = random.Random(f"{seed} flow tester")  # noqa: S311 - guards nothing
         self._clock = SimClock(rng.choice(TICKS_S))
-        self._directory = tempfile.TemporaryDirectory(prefix="timelyml-")
+        self._scratch = ScratchDirectory()
         network = SimNetwork(_codec())
         self._controller = Controller(
             network.transport(CONTROLLER),
@@ -75,7 +74,7 @@ class FlowTester:
                 network.transport(index),
                 codec=_codec(),
                 clock=self._clock,
-                spill_directory=Path(self._directory.name),
+                spill_directory=self._scratch.path,
             )
             for index in range(num_workers)
         ]
@@ -218,7 +217,7 @@ class FlowTester:
         self._controller.shut_down()
         for worker in self._workers:
             worker.leave()
-        self._directory.cleanup()
+        self._scratch.remove()
 
     def _noted(self, action: Callable[[], object]) -> None:
         try:

@@ -10,8 +10,6 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
-import tempfile
 import threading
 from collections import deque
 from dataclasses import dataclass
@@ -44,6 +42,7 @@ from timelyml.ml.controller.messages import (
 )
 from timelyml.ml.controller.service import ControllerService
 from timelyml.runtime.boot import endpoint_from_map, endpoint_to_map
+from timelyml.runtime.scratch import ScratchDirectory
 from timelyml.runtime.shipping import dumps
 
 TOKEN_BYTES = 16
@@ -129,8 +128,8 @@ class ClientGate:
 
     def __init__(self, service: ControllerService) -> None:
         self._service = service
-        self._directory = tempfile.mkdtemp(prefix="timelyml-")  # mode 0700
-        bind = f"ipc://{self._directory}"
+        self._scratch = ScratchDirectory()
+        bind = f"ipc://{self._scratch.path}"
         token = secrets.token_bytes(TOKEN_BYTES)
         self._transport = ZmqTransport(
             CONTROLLER, codec=client_codec(), token=token, bind=bind
@@ -154,7 +153,7 @@ class ClientGate:
         self._is_closing.set()
         self._transport.wake()
         self._thread.join()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._scratch.remove()
 
     def _serve(self) -> None:
         try:
