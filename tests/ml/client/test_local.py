@@ -385,8 +385,15 @@ def test_a_slice_waits_for_memory_that_another_one_reserves(client, make_slice):
 def test_options_that_make_no_sense_are_refused_before_anything_starts():
     with pytest.raises(ConfigError, match="'islands' cannot work; got 0"):
         local(islands=0)
+    with pytest.raises(ConfigError, match="'policy' cannot work; got 'lottery'"):
+        local(policy="lottery")
     with pytest.raises(ConfigError, match="got 3 for 2 hosts"):
         local(devices_per_island=3, hosts_per_island=2)
+
+
+def test_a_client_with_an_impossible_weight_is_refused(client):
+    with pytest.raises(ConfigError, match="impossible weight; got 0"):
+        client.another(weight=0)
 
 
 def test_put_wants_a_sharding_of_its_own_slices(client, make_slice):

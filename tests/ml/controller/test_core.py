@@ -19,6 +19,7 @@ from timelyml.ml.controller import (
     SliceGiven,
 )
 from timelyml.ml.hosts import Orders, Present
+from timelyml.ml.scheduling import ProportionalShare
 
 
 def fates(world, client=1):
@@ -271,3 +272,21 @@ def test_a_request_that_waits_too_long_is_refused():
 
     assert isinstance(world.heard[1][-1], Refused)
     assert world.core.next_deadline() is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_clients_get_device_time_by_their_weights(seed):
+    weights = (1, 3)
+    world = World(seed, {"a": [0]}, 2, weights, ProportionalShare)
+    slices = [world.slice(client, 2) for client in (1, 2)]
+    inputs = [world.put(each, client) for client, each in enumerate(slices, 1)]
+    for _ in range(400):
+        for client in (1, 2):
+            given = slices[client - 1], [inputs[client - 1]]
+            world.call("f", *given, client=client)
+    host = world.hosts[0]
+    while len(host.launched) < 464:
+        assert world.act()
+
+    counted = [outs[0] >> 40 for outs in host.launched[64:464]]
+    assert counted.count(2) == pytest.approx(300, abs=6)

@@ -32,6 +32,7 @@ from timelyml.ml.hosts.boxes import size_of
 from timelyml.ml.scheduling import LaunchGate
 from timelyml.runtime.failure import pack_error, unpack_error
 
+DEVICE_NS = 1_000_000  # of every launch
 FLOAT = ArrayType((4,), "float32", 4)
 
 
@@ -174,7 +175,7 @@ class FakeHost:
             if out in self.buffers:
                 self.buffers[out] = error
         self.launch(self.gate.finish(sequence))
-        done = Done(sequence, 1000, error, ())
+        done = Done(sequence, DEVICE_NS, error, ())
         self.world.send(self.index, CONTROLLER, Reports((done,)), Lane.CONTROL)
         self.advance()
 
@@ -182,10 +183,10 @@ class FakeHost:
 class World:
     """Islands of hosts with two devices each, and clients that hear of everything."""
 
-    def __init__(self, seed=0, islands=None, num_clients=1):
+    def __init__(self, seed=0, islands=None, num_clients=1, weights=(), policy=None):
         self.rng = random.Random(seed)
         self.islands = islands or {"a": [0, 1], "b": [2]}
-        self.core = Core(self.islands)
+        self.core = Core(self.islands, policy=policy)
         self.hosts = {
             host: FakeHost(host, self)
             for hosts in self.islands.values()
@@ -197,7 +198,8 @@ class World:
         self.heard = {client: [] for client in range(1, num_clients + 1)}
         self.computations = {}
         for client in self.heard:
-            self.core.join(client)
+            weight = weights[client - 1] if weights else 1
+            self.core.join(client, weight=weight)
         for host in self.hosts:
             self.core.heard(host, Present("cpu", "cpu", 2), 0.0)
         self.next_buffer = 0

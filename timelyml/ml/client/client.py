@@ -22,7 +22,7 @@ from jax.sharding import AbstractMesh
 from timelyml.errors import ConfigError, DeadlineError, HandleError, TimelyError
 from timelyml.ml.client.elements import as_sealed, assembled
 from timelyml.ml.client.handle import Handle
-from timelyml.ml.client.link import Link
+from timelyml.ml.client.link import Link, checked_weight
 from timelyml.ml.client.programs import run_program
 from timelyml.ml.client.slices import Slice, SliceSharding, check_axes
 from timelyml.ml.controller.messages import (
@@ -153,10 +153,8 @@ class Client:
             TypeError: A leaf is no array.
         """
         leaves, treedef = jax.tree.flatten(tree)
-        shardings = jax.tree.leaves(
-            jax.tree.broadcast(sharding, tree, is_leaf=_is_sharding),
-            is_leaf=_is_sharding,
-        )
+        full = jax.tree.broadcast(sharding, tree, is_leaf=_is_sharding)
+        shardings = jax.tree.leaves(full, is_leaf=_is_sharding)
         handles = []
         for leaf, each in zip(leaves, shardings, strict=True):
             if not isinstance(each, SliceSharding) or each.slice.client is not self:
@@ -245,13 +243,21 @@ class Client:
         if len(self._released) >= RELEASE_BATCH and self._end is None:
             self._flush_released()
 
-    def another(self) -> Client:
+    def another(self, *, weight: int = 1) -> Client:
         """Return another client of the same cluster, as if it were another program.
 
-        It has its own slices, handles and share of the devices. It ends before this one
-        does, if that ends the cluster.
+        It has its own slices and handles. It ends before this one does, if that ends
+        the cluster.
+
+        Args:
+            weight: Its share of device time, under the policy "share"; this client's
+                is 1 unless it was given another.
+
+        Raises:
+            ConfigError: The weight is no positive whole number.
         """
-        return Client(self._link.another(), max_unfinished_calls=self._max_unfinished)
+        link = self._link.another(checked_weight(weight))
+        return Client(link, max_unfinished_calls=self._max_unfinished)
 
     def close(self) -> None:
         """Give everything back and end the client; closing twice changes nothing."""
@@ -269,8 +275,7 @@ class Client:
         self.close()
 
     def __repr__(self) -> str:
-        state = "open" if self._end is None else "closed"
-        return f"<Client {self._number}, {state}>"
+        return f"<Client {self._number}, {'closed' if self._end else 'open'}>"
 
     def _put(
         self, value: Any, slice_: Slice, array_type: ArrayType, spec: Spec
@@ -342,9 +347,8 @@ class Client:
                 self._changed.wait(left)
 
     def _raise_error(self, handle: Handle) -> None:
-        error = handle._error  # noqa: SLF001
-        if error is not None:
-            raise error
+        if handle._error is not None:  # noqa: SLF001
+            raise handle._error  # noqa: SLF001
 
     def _receive(self, message: Any) -> None:
         """Take what the controller says; called in a thread of the link."""
@@ -388,7 +392,7 @@ class Client:
     def _fail(self, buffers: Sequence[int], packed: bytes) -> None:
         for buffer in buffers:
             handle = self._handles.get(buffer)
-            if handle is not None:
+            if handle is not None and handle._error is None:  # noqa: SLF001
                 handle._error = unpack_error(packed)  # noqa: SLF001
 
 

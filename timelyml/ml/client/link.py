@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from timelyml.errors import ConfigError
+
 
 class Link(Protocol):
     """The client's way to the controller."""
@@ -15,8 +17,23 @@ class Link(Protocol):
     def send(self, message: Any) -> None:
         """Send a message; never blocks."""
 
-    def another(self) -> Link:
+    def another(self, weight: int) -> Link:
         """Return a way for another client, which ends nothing but itself."""
 
     def close(self) -> None:
         """End it; blocks until nothing of it is left."""
+
+
+def checked_weight(weight: int) -> int:
+    """Return the weight of a client.
+
+    Raises:
+        ConfigError: It is no positive whole number.
+    """
+    if not isinstance(weight, int) or weight < 1:
+        raise ConfigError(
+            f"a client has an impossible weight; got {weight!r}; expected a whole number "
+            f"of 1 or more; scale all weights up instead",
+            option="weight",
+        )
+    return weight

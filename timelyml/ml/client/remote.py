@@ -12,6 +12,7 @@ from typing import Any
 from timelyml.errors import ConfigError, PeerError, PeerLostError
 from timelyml.exchange import CONTROLLER, Lane, LinkFailure, ZmqTransport
 from timelyml.ml.client.client import Client
+from timelyml.ml.client.link import checked_weight
 from timelyml.ml.controller.gate import GateAddress, Join, Joined, client_codec
 from timelyml.ml.controller.messages import Closed
 from timelyml.runtime.failure import pack_error
@@ -23,8 +24,9 @@ JOIN_TIMEOUT_S = 20.0
 class RemoteLink:
     """A way to the gate of another program; a thread of its own drives it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, weight: int = 1) -> None:
         self._path = path
+        self._weight = weight
         self._address = _read(path)
         self._outbox: deque[Any] = deque()
         self._joined = threading.Event()
@@ -50,7 +52,7 @@ class RemoteLink:
         """
         self._receive = receive
         self._thread.start()
-        self.send(Join(self._transport.endpoint))
+        self.send(Join(self._transport.endpoint, self._weight))
         if not self._joined.wait(JOIN_TIMEOUT_S) or not self._client:
             self.close()
             raise PeerError(
@@ -64,9 +66,9 @@ class RemoteLink:
         self._outbox.append(message)
         self._transport.wake()
 
-    def another(self) -> RemoteLink:
+    def another(self, weight: int) -> RemoteLink:
         """Return a way for another client."""
-        return RemoteLink(self._path)
+        return RemoteLink(self._path, weight)
 
     def close(self) -> None:
         """Leave; whoever waits for something hears of it."""
@@ -113,17 +115,19 @@ class RemoteLink:
                 return
 
 
-def connect(address: str | Path) -> Client:
+def connect(address: str | Path, *, weight: int = 1) -> Client:
     """Connect to a cluster that `ml.serve` serves, and return a client of it.
 
     Args:
         address: The file that the server wrote.
+        weight: The client's share of device time, under the policy "share".
 
     Raises:
-        ConfigError: There is no such file, or it is none of a server.
+        ConfigError: There is no such file, or it is none of a server; or the weight is
+            no positive whole number.
         PeerError: Nobody serves there any more.
     """
-    return Client(RemoteLink(Path(address)))
+    return Client(RemoteLink(Path(address), checked_weight(weight)))
 
 
 def _read(path: Path) -> GateAddress:

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from timelyml.ml.client.local import SERVICE, start_islands
+from timelyml.ml.client.local import SERVICE, PolicyName, start_islands
 from timelyml.ml.controller.gate import ClientGate
 from timelyml.runtime.cluster import Cluster
 
@@ -54,6 +54,7 @@ def serve(
     islands: int = 1,
     devices_per_island: int = 1,
     hosts_per_island: int = 1,
+    policy: PolicyName = "fifo",
     environment: Mapping[str, str] | None = None,
     startup_timeout_s: float = 60.0,
 ) -> Server:
@@ -66,6 +67,7 @@ def serve(
         islands: As of `local`, and so on.
         devices_per_island: Devices of each.
         hosts_per_island: Worker processes that share the devices of an island.
+        policy: Which call goes next, as of `local`.
         environment: Variables of the workers, on top of the usual ones.
         startup_timeout_s: By then every worker has come.
 
@@ -77,6 +79,7 @@ def serve(
         islands=islands,
         devices_per_island=devices_per_island,
         hosts_per_island=hosts_per_island,
+        policy=policy,
         environment=environment,
         startup_timeout_s=startup_timeout_s,
     )

@@ -54,6 +54,7 @@ class Join:
     """A client is there, and listens here."""
 
     endpoint: Endpoint
+    weight: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +175,9 @@ class ClientGate:
                 self._service.disconnect(client)
         elif isinstance(message, Join):
             self._transport.connect(peer, message.endpoint)
-            client = self._service.connect(lambda body: self._say(peer, body))
+            client = self._service.connect(
+                lambda body: self._say(peer, body), message.weight
+            )
             self._clients[peer] = client
             self._say(peer, Joined(client))
         elif client is not None:

@@ -13,10 +13,17 @@ from timelyml.errors import InvariantError, PeerError, RunStoppedError, TimelyEr
 from timelyml.ml.controller.core import Core
 from timelyml.ml.controller.messages import Closed
 from timelyml.ml.controller.records import ToHost
+from timelyml.ml.scheduling import Fifo, Policy, ProportionalShare
 from timelyml.runtime.failure import pack_error
 from timelyml.runtime.service import ServiceSite
 
 MAX_MESSAGES_PER_STEP = 256
+
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "fifo": Fifo,
+    "share": ProportionalShare,
+}
+"""By name: in the order of calls, or device time in proportion to weights."""
 
 Receive: TypeAlias = Callable[[Any], None]
 
@@ -29,22 +36,25 @@ class ControllerService:
 
     def __init__(self, site: ServiceSite) -> None:
         self._site = site
-        self._core = Core(site.options["islands"])
+        self._core = Core(
+            site.options["islands"], policy=POLICIES[site.options["policy"]]
+        )
         self._inbox: deque[Callable[[], None]] = deque()
         self._clients: dict[int, Receive] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._error: TimelyError | None = None
 
-    def connect(self, receive: Receive) -> int:
+    def connect(self, receive: Receive, weight: int = 1) -> int:
         """Admit a client and return its number.
 
         Args:
+            weight: Its share of device time, where the policy looks at it.
             receive: Called with what it is told, in the controller's thread; quick.
         """
         client = next(self._numbers)
         self._clients[client] = receive
-        self._post(lambda: self._core.join(client))
+        self._post(lambda: self._core.join(client, weight=weight))
         return client
 
     def submit(self, client: int, message: Any) -> None:
