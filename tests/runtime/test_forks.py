@@ -44,8 +44,24 @@ def raise_in_the_child(x):
     return child
 
 
+def come_back_without_a_reader(x):
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reading)
+        os.dup2(writing, 2)
+    os.close(reading if child else writing)
+    return child
+
+
 @pytest.mark.parametrize(
-    "fork", [come_back, exit_as_a_program_would, raise_in_the_child]
+    "fork",
+    [
+        come_back,
+        come_back_without_a_reader,
+        exit_as_a_program_would,
+        raise_in_the_child,
+    ],
 )
 def test_a_fork_that_comes_back_from_user_code_ends_and_its_parent_goes_on(
     cluster, fork
@@ -120,6 +136,23 @@ def test_a_fork_in_user_code_ends_with_a_driver_that_was_killed(tmp_path):
     program.kill()
     scripts.finish(program)
     wait_for(lambda: not is_alive(child))
+
+
+def test_a_fork_whose_parent_dies_at_once_ends_too(tmp_path):
+    code = (
+        "import os, threading\n"
+        "from timelyml.runtime.process import _let_forks_die_too\n"
+        "parent = os.getpid()\n"
+        "def until_it_is_gone():\n"
+        "    while os.getppid() == parent:\n"
+        "        threading.Event().wait(0.01)\n"
+        "os.register_at_fork(after_in_child=until_it_is_gone)\n"
+        "_let_forks_die_too()\n"
+        "if os.fork():\n"
+        "    os._exit(0)\n"
+        "print('goes on without its parent')\n"
+    )
+    assert scripts.run(code, cwd=tmp_path) == (0, "", "")
 
 
 def test_user_code_may_use_forks_of_multiprocessing(cluster):

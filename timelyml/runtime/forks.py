@@ -7,6 +7,7 @@ into a worker's loop, it would take messages and repeat work, so there it ends.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
 from typing import Any, NoReturn, Protocol
@@ -40,7 +41,8 @@ class Fork:
             "there and is ended; expected it to end by itself; let a forked child call "
             "os._exit, or use subprocess\n"
         )
-        os.write(2, message.encode())
+        with contextlib.suppress(OSError):  # who would read it may be gone
+            os.write(2, message.encode())
         os._exit(EXIT_FORKED)
 
 

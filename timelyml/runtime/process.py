@@ -108,12 +108,21 @@ def _let_forks_die_too() -> None:
     Not for what another thread forks: it would die with that thread.
     """
     process_id, thread = os.getpid(), threading.get_ident()
+    forking = process_id
+
+    def before_fork() -> None:
+        nonlocal forking
+        forking = os.getpid()  # in the child, its parent: that may be gone by then
 
     def after_fork() -> None:
-        if threading.get_ident() == thread and os.getppid() == process_id:
+        if forking != process_id or threading.get_ident() != thread:
+            return
+        try:
             die_with_parent(process_id, os.getppid)
+        except SystemExit:  # Python ignores what a hook raises
+            os._exit(EXIT_ORPHANED)
 
-    os.register_at_fork(after_in_child=after_fork)
+    os.register_at_fork(before=before_fork, after_in_child=after_fork)
 
 
 def _exit_with_stdin() -> None:
