@@ -255,7 +255,17 @@ def test_nobody_who_listens_is_an_error(cluster, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "place", ["tcp://127.0.0.1", "tcp://example.com:80", "unix:", ["a", "b"], []]
+    "place",
+    [
+        "tcp://127.0.0.1",
+        "tcp://example.com:80",
+        "ipc:///tmp/socket",
+        "unix:",
+        "",
+        ["a", "b"],
+        [],
+        5,
+    ],
 )
 def test_addresses_that_cannot_be_used_are_refused(place):
     with pytest.raises(ConfigError, match="'capture' has no such place; got"):

@@ -16,6 +16,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 Place: TypeAlias = "str | Path | Sequence[str]"
 """A directory, or one or several addresses: `tcp://host:port` or `unix:/path`."""
 
+RULE = "tcp://host:port or unix:/path, for each"
 IN_PROGRESS = (errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EAGAIN, errno.EALREADY)
 NOT_THERE_YET = (errno.ECONNREFUSED, errno.ENOENT)
 
@@ -43,12 +44,14 @@ def addresses_of(operator: str, place: Any) -> list[Address] | None:
     """
     if isinstance(place, Path):
         return None
+    if not isinstance(place, str | Sequence):
+        raise _unusable(operator, place, RULE)
     texts = [place] if isinstance(place, str) else list(place)
     is_address = [isinstance(t, str) and t.startswith(("tcp:", "unix:")) for t in texts]
-    if isinstance(place, str) and not is_address[0]:
+    if isinstance(place, str) and place and "://" not in place and not is_address[0]:
         return None
     if not texts or not all(is_address):
-        raise _unusable(operator, place, "tcp://host:port or unix:/path, for each")
+        raise _unusable(operator, place, RULE)
     return [_parsed(operator, text) for text in texts]
 
 
