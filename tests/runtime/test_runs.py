@@ -405,6 +405,25 @@ def test_metrics_are_summed_over_workers_while_it_runs_and_after(cluster):
         assert set(metrics["workers"]) == set(range(cluster.num_workers))
 
 
+def test_metrics_are_zeros_under_the_same_names_before_a_worker_has_begun(cluster):
+    run = cluster.start(doubled())
+    before = run.metrics(timeout_s=0)
+    run.input("in").send([1])
+    run.input("in").close()
+    run.result(TIMEOUT_S)
+    after = run.metrics()
+
+    assert before["operators"]["map"]["records_in"] == 0
+    assert before["operators"].keys() == after["operators"].keys()
+    assert before["channels"].keys() == after["channels"].keys()
+    for name, figures in before["operators"].items():
+        assert figures.keys() == after["operators"][name].keys()
+    for name, figures in before["channels"].items():
+        assert figures.keys() == after["channels"][name].keys()
+    assert before["progress"].keys() == after["progress"].keys()
+    assert before.keys() <= after.keys()
+
+
 @pytest.mark.parametrize("mode", ["broadcast", "accumulator"])
 def test_both_progress_modes_give_the_same_result(cluster, mode):
     flow = Dataflow(num_shards=4)

@@ -6,17 +6,21 @@ the classes they came from.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any, Protocol
 
 from timelyml.exchange import SpillingQueue
-from timelyml.graph import Graph
+from timelyml.graph import ChannelSpec, Graph
 from timelyml.progress import CapabilityTable, Timestamp
-from timelyml.runtime.channels import Outbox, OutChannel
-from timelyml.runtime.instance import OperatorInstance
+from timelyml.runtime.channels import ChannelMetrics, Outbox, OutChannel
+from timelyml.runtime.instance import METRIC_NAMES, OperatorInstance
 from timelyml.runtime.progress_link import ProgressLink
 from timelyml.runtime.state import StateStore
 
 Holding = tuple[int, Timestamp, int, tuple[str, ...]]
+
+HELD = ("queued_blocks", "pending_notifications", "state_bytes", "state_entries")
+PROGRESS = ("batches", "changes", "messages", "bytes", "riders")
 
 
 class Metered(Protocol):
@@ -53,25 +57,31 @@ def metrics_of(flow: Metered) -> dict[str, Any]:
             for instance in flow.instances
         },
         "channels": {
-            _channel_name(flow.graph, channel): {
-                "records": channel.metrics.records,
-                "parts": channel.metrics.parts,
-                "bytes_local": channel.metrics.bytes_local,
-                "bytes_remote": channel.metrics.bytes_remote,
-                "blocks_dropped": channel.metrics.blocks_dropped,
-            }
+            _channel_name(flow.graph, channel.spec): asdict(channel.metrics)
             for channel in flow.channels
         },
-        "progress": {
-            "batches": flow.progress.num_batches,
-            "changes": flow.progress.num_changes,
-            "messages": flow.progress.num_messages,
-            "bytes": flow.progress.num_bytes,
-            "riders": flow.progress.num_riders,
-        },
+        "progress": {name: getattr(flow.progress, f"num_{name}") for name in PROGRESS},
         "bytes_waiting_for_credit": flow.outbox.waiting_bytes(),
         "queued_bytes_peak": flow.outbox.peak_outstanding_bytes,
         "spilled_blocks": sum(queue.spilled_blocks for queue in flow.spills.values()),
+    }
+
+
+def metrics_before(graph: Graph) -> dict[str, Any]:
+    """The figures of a run that no worker has begun: zeros, under the same names."""
+    return {
+        "operators": {
+            spec.name: dict.fromkeys((*METRIC_NAMES, *HELD), 0)
+            for spec in graph.operators
+        },
+        "channels": {
+            _channel_name(graph, spec): asdict(ChannelMetrics())
+            for spec in graph.channels
+        },
+        "progress": dict.fromkeys(PROGRESS, 0),
+        "bytes_waiting_for_credit": 0,
+        "queued_bytes_peak": 0,
+        "spilled_blocks": 0,
     }
 
 
@@ -83,8 +93,7 @@ def holdings_of(flow: Metered) -> list[Holding]:
     ]
 
 
-def _channel_name(graph: Graph, channel: OutChannel) -> str:
-    spec = channel.spec
+def _channel_name(graph: Graph, spec: ChannelSpec) -> str:
     source = graph.operators[spec.source.operator].name
     target = graph.operators[spec.target.operator].name
     return (

@@ -18,6 +18,7 @@ from timelyml.runtime.config import INPUT_KIND, PROBE_KIND, RunConfig
 from timelyml.runtime.controller import Controller
 from timelyml.runtime.effects import Inspected
 from timelyml.runtime.inputs import InputHandle, Probe
+from timelyml.runtime.metering import metrics_before
 from timelyml.runtime.metrics import merge_metrics
 from timelyml.runtime.options import check_wait
 from timelyml.runtime.record import RunRecord
@@ -268,7 +269,7 @@ class Run:
         `frames_refused`, there and for the workers, what came to the session that was
         not from a peer of it, by the word for why.
         While it runs they are asked for; a worker that is too busy to answer within
-        about a second is missing from them.
+        about a second, or has not begun, is missing from them.
         """
         check_wait(timeout_s)
         by_worker = self.record.metrics
@@ -276,7 +277,9 @@ class Run:
             inspected = self._inspect(timeout_s)
             by_worker = self.record.metrics if inspected is None else inspected.metrics
         return {
-            **merge_metrics(by_worker.values()),
+            **merge_metrics(
+                [metrics_before(self._identity.graph), *by_worker.values()]
+            ),
             "workers": dict(by_worker),
             "controller": self._controller.transport_metrics(),
         }
