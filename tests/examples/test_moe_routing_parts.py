@@ -202,9 +202,9 @@ def test_the_largest_difference_is_relative_and_names_its_leaf():
 
 
 def test_settings_that_cannot_work_are_refused():
-    with pytest.raises(ValueError, match="top_k out of range"):
+    with pytest.raises(ValueError, match="--top-k is out of range; got 3"):
         Settings(num_experts=2, top_k=3)
-    with pytest.raises(ValueError, match="uneven batch"):
+    with pytest.raises(ValueError, match="--batch is uneven; got 10"):
         Settings(batch=10, data_shards=4)
 
 

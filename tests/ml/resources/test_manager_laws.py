@@ -53,6 +53,7 @@ class Histories(RuleBasedStateMachine):
         self.targets = {}
         self.requests = {}
         self.questions = []
+        self.vacating = {}  # slice: the ticket of its answer
         self.suspended = set()
         self.count = 0
         for host, devices in HOSTS.items():
@@ -71,6 +72,7 @@ class Histories(RuleBasedStateMachine):
                 case Vacate():
                     assert self.standing[effect.slice] == effect.devices
                     self.questions.append(effect)
+                    self.vacating[effect.slice] = effect.ticket
                 case Remapped():
                     assert self.standing.get(effect.slice, ()) == ()
                     assert self.targets.pop(effect.slice) == effect.devices
@@ -78,9 +80,11 @@ class Histories(RuleBasedStateMachine):
                 case Displaced():
                     assert set(effect.lost).isdisjoint(self.there)
                     self.standing[effect.slice] = ()
+                    self.vacating.pop(effect.slice, None)
                 case Released() | TimedOut():
                     self.standing.pop(effect.slice, None)
                     self.targets.pop(effect.slice, None)
+                    self.vacating.pop(effect.slice, None)
                     del self.requests[effect.slice]
                     self.suspended.discard(effect.slice)
                 case Freed():
@@ -181,9 +185,8 @@ class Histories(RuleBasedStateMachine):
         if isinstance(question, Prepare):
             self.follow(self.manager.prepared(question.slice, question.ticket))
             return
-        stands = self.standing.get(question.slice)
-        moving = self.manager._slices.get(question.slice)
-        if stands and moving and moving.vacate_ticket == question.ticket:
+        if self.vacating.get(question.slice) == question.ticket:
+            del self.vacating[question.slice]
             self.standing[question.slice] = ()
         self.follow(self.manager.vacated(question.slice, question.ticket))
 
