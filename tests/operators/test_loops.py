@@ -191,11 +191,15 @@ def test_a_loop_that_is_never_connected_is_refused_by_name():
         flow.build()
 
 
-def test_a_body_that_leaves_in_no_way_is_refused():
+@pytest.mark.parametrize(
+    "body", [lambda s: s.map(abs), lambda s: s.map(abs).exchange(abs)]
+)
+def test_a_body_that_leaves_in_no_way_is_refused(body):
     stream = Dataflow().source([1])
 
-    with pytest.raises(GraphError, match="has a body that ends nowhere"):
-        stream.iterate(lambda s: s)
+    match = "has a body that ends nowhere; got only stream 'map'; expected"
+    with pytest.raises(GraphError, match=match):
+        stream.iterate(body)
 
 
 def test_a_body_that_returns_no_stream_is_refused():

@@ -322,13 +322,14 @@ def test_a_captured_value_that_does_not_come_back_names_its_operator(cluster, va
     check_usable(cluster)
 
 
-def test_a_key_function_that_raises_names_who_sent_and_at_which_time(cluster):
+def test_a_key_function_that_raises_names_who_sent_whereto_and_when(cluster):
     flow = Dataflow(num_shards=2)
     source = flow.source(range(6), batch_size=1, epoch_every=1, num_shards=1)
     source.exchange(lambda x: 1 // (x - 4)).collect()
     match = "'source' failed on worker 0, shard 0, at time 4: ZeroDivisionError"
-    with pytest.raises(ZeroDivisionError, match=match):
+    with pytest.raises(ZeroDivisionError, match=match) as got:
         cluster.run(flow)
+    assert "raised while rows were routed to 'out'" in got.value.traceback_text
     check_usable(cluster)
 
 

@@ -98,8 +98,10 @@ def iterate(
         case StreamRef() | Routed() as again if max_iterations is not None:
             again, out = _limited(again, max_iterations)
         case other:
+            end = other.stream if isinstance(other, Routed) else other
+            got = f"only {end.label}" if isinstance(end, StreamRef) else repr(other)
             raise GraphError(
-                f"loop {scope.name!r} has a body that ends nowhere; got {other!r}; "
+                f"loop {scope.name!r} has a body that ends nowhere; got {got}; "
                 f"expected (again, out), or one stream with max_iterations; return "
                 f"what goes round and what leaves",
                 loop=scope.name,

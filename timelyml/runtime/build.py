@@ -98,6 +98,7 @@ def _build(
                 channel,
                 owners=owners[channel.target.operator],
                 target_location=graph.location_of_input(*channel.target),
+                target_name=graph.operators[channel.target.operator].name,
                 outbox=outbox,
                 record=site.progress.record,
             )

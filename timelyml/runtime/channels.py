@@ -66,6 +66,7 @@ class OutChannel:
         *,
         owners: tuple[int, ...],
         target_location: int,
+        target_name: str,
         outbox: Outbox,
         record: Record,
     ) -> None:
@@ -76,6 +77,7 @@ class OutChannel:
         self._owners = owners  # worker of each target shard
         self._workers = tuple(sorted(set(owners)))
         self._target_location = target_location
+        self._target_name = target_name  # for error reports
         self._outbox = outbox
         self._record = record
 
@@ -128,7 +130,15 @@ class OutChannel:
         if isinstance(pact, Gather):
             return [(owners[pact.shard], pact.shard, payload)]
         if isinstance(pact, Exchange):
-            return self._spread(payload, route(pact, payload, len(owners)))
+            try:
+                parts = route(pact, payload, len(owners))
+            except Exception as error:
+                # It fails the sender, which need not be whom the user gave the key to.
+                error.add_note(
+                    f"raised while rows were routed to {self._target_name!r}"
+                )
+                raise
+            return self._spread(payload, parts)
         if isinstance(target, np.ndarray):
             parts = split_by_destination(payload, target, len(owners))
             return self._spread(payload, parts)
