@@ -82,6 +82,12 @@ def test_a_table_with_a_missing_worker_is_refused_once_workers_are_known():
         rule.check(2, 4, who="operator 'a'")
 
 
+@pytest.mark.parametrize("table", [5, lambda shard: 0])
+def test_what_is_no_table_is_refused(table):
+    with pytest.raises(PlacementError, match="custom placement has no table; got"):
+        Custom(table)
+
+
 @pytest.mark.parametrize("entry", [-1, 1.5, "0"])
 def test_a_table_entry_that_is_no_worker_is_refused(entry):
     with pytest.raises(PlacementError, match="no worker for shard 1"):

@@ -8,7 +8,7 @@ the same answer from the same three numbers, so nothing is sent.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
@@ -103,6 +103,12 @@ class Custom:
     assignment: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.assignment, Iterable):
+            raise PlacementError(
+                f"custom placement has no table; got {self.assignment!r}; expected the "
+                f"index of a worker for each shard; list them",
+                assignment=repr(self.assignment),
+            )
         object.__setattr__(self, "assignment", tuple(self.assignment))
         for shard, worker in enumerate(self.assignment):
             if not isinstance(worker, int) or worker < 0:
