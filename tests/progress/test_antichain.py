@@ -199,3 +199,33 @@ def test_what_is_kept_of_closed_times_is_counted_exactly(
             ]
             assert sorted([*hung, *multiset.frontier.times]) == sorted(counts)
         assert set(multiset.frontier.elements) == minimal(present)
+
+
+@given(
+    st.integers(0, 9),
+    st.integers(1, 3),
+    st.tuples(st.integers(0, 9), st.integers(0, 3)),
+    st.integers(0, 3),
+    st.booleans(),
+)
+def test_the_only_open_time_gives_way_by_the_same_rules(
+    only: int, count: int, other: tuple[int, int], gone: int, is_reversed: bool
+) -> None:
+    multiset = OpenInts()
+    multiset.apply([(only, count)])
+    changes = [(only, -min(gone, count)), other]
+
+    moved = multiset.apply(changes[::-1] if is_reversed else changes)
+
+    counts = Counter({only: count})
+    for time, delta in changes:
+        counts[time] += delta
+    left = {time: number for time, number in counts.items() if number}
+    assert {time: n for time, n in multiset.counts.items() if n} == left
+    least = min(left, default=None)
+    assert multiset.frontier.elements == (() if least is None else (least,))
+    expected = [] if least == only else [(only, -1)]
+    if least not in (None, only):
+        expected.append((least, 1))
+    assert moved == sorted(expected)
+    assert sorted(multiset._heap) == sorted(multiset.counts)

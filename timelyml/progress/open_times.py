@@ -9,7 +9,7 @@ a heap (ints) or the width of the frontier (products), however many are open.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -37,15 +37,25 @@ class OpenInts:
         self._num_markers = 0
 
     # `Any`: one instance sees times of one kind, which mypy cannot be told cheaply.
-    def apply(self, changes: Iterable[tuple[Any, int]]) -> list[tuple[Any, int]]:
+    def apply(self, changes: Collection[tuple[Any, int]]) -> list[tuple[Any, int]]:
         """Add each `(time, delta)`; return the net changes of the frontier."""
-        counts = self.counts
+        counts, heap = self.counts, self._heap
+        if len(heap) == 1 and len(changes) == 2:
+            (early, gone), (late, come) = changes
+            if early > late:
+                early, gone, late, come = late, come, early, gone
+            if come > 0 and early < late and counts.get(early) == -gone:
+                # The only open time gives way to a later one: half the work.
+                heap[0] = self.frontier.least = late
+                del counts[early]
+                counts[late] = come
+                return [(early, -1), (late, 1)]
         for time, delta in changes:
             before = counts.get(time)
             if before is None:
                 if delta:
                     counts[time] = delta
-                    heappush(self._heap, time)
+                    heappush(heap, time)
             elif delta:
                 after = counts[time] = before + delta
                 if not after:
