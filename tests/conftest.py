@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 pytest_plugins = ["timelyml.testing.plugin"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ctrl_c_works():
+    """Programs that tests start hear Ctrl-C, also where the shell lets it be ignored.
+
+    A shell without job control starts what runs in the background so, and a program
+    inherits it.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ from timelyml import Cluster, Dataflow
 
 TIMEOUT_S = 30.0
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+# Of Python where there are threads, and of JAX where another test has loaded it.
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*")
 
 
 def flow_of(fn, data=(0,)):

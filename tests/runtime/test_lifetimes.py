@@ -158,6 +158,7 @@ def test_whoever_closes_a_cluster_finds_it_closed(mode, nothing_left):
         run.result(60)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*")  # of JAX, if another test loaded it
 def test_a_fork_of_the_driver_leaves_the_cluster_alone(nothing_left):
     with Cluster(1) as cluster:
         cluster.run(flow_of(lambda x: x))
