@@ -51,8 +51,8 @@ class Slice:
 class SliceSharding:
     """How an array lies on a slice.
 
-    >>> SliceSharding(None, PartitionSpec("data")).spec
-    PartitionSpec('data',)
+    >>> tuple(SliceSharding(None, PartitionSpec("data")).spec)
+    ('data',)
     """
 
     slice: Any
