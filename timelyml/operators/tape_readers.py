@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -30,15 +31,15 @@ class Tape(Protocol):
 
 
 class _Events:
-    """Events of a tape whose bytes `_read` brings: None for nothing yet, b"" at the end."""
+    """Events of a tape whose bytes `read` brings: None for nothing yet, b"" at the end."""
 
-    def __init__(self, codec: Codec, where: str) -> None:
+    def __init__(
+        self, codec: Codec, where: str, read: Callable[[], bytes | None]
+    ) -> None:
         self._where = where
+        self._read = read
         self._unpacker = Unpacker(codec, where)
         self._events: deque[Event] = deque()
-
-    def _read(self) -> bytes | None:
-        raise NotImplementedError
 
     def next(self) -> Event | None:
         """Return the next event; None if there is none yet."""
@@ -58,12 +59,16 @@ class _Events:
         return self._events.popleft()
 
 
-class BytesTape(_Events):
+class BytesTape:
     """A tape in memory."""
 
     def __init__(self, codec: Codec, where: str, data: bytes) -> None:
-        super().__init__(codec, where)
+        self._events = _Events(codec, where, self._read)
         self._rest: bytes = data
+
+    def next(self) -> Event | None:
+        """Return the next event; None if there is none yet."""
+        return self._events.next()
 
     def _read(self) -> bytes:
         data, self._rest = self._rest, b""
@@ -74,13 +79,17 @@ class BytesTape(_Events):
         self._rest = b""
 
 
-class FileTape(_Events):
+class FileTape:
     """A tape in a file."""
 
     def __init__(self, codec: Codec, path: Path) -> None:
-        super().__init__(codec, repr(str(path)))
+        self._events = _Events(codec, repr(str(path)), self._read)
         self._path = path
         self._file: IO[bytes] | None = None
+
+    def next(self) -> Event | None:
+        """Return the next event; None if there is none yet."""
+        return self._events.next()
 
     def _read(self) -> bytes:
         if self._file is None:
@@ -93,12 +102,17 @@ class FileTape(_Events):
             self._file.close()
 
 
-class SocketTape(_Events):
+class SocketTape:
     """A tape from one connection."""
 
     def __init__(self, codec: Codec, where: str, connection: Any) -> None:
-        super().__init__(codec, where)
+        self._events = _Events(codec, where, self._read)
+        self._where = where
         self._connection = connection
+
+    def next(self) -> Event | None:
+        """Return the next event; None if there is none yet."""
+        return self._events.next()
 
     def _read(self) -> bytes | None:
         try:
