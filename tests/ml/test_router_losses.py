@@ -1,6 +1,7 @@
 """Losses of the router: one definition, whatever the shards, microbatches and masks."""
 
 from fractions import Fraction
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ from timelyml.ml.moe import (
 RULE = TokenChoice(2)
 
 
+@partial(jax.jit, static_argnames="rule")
 def sums_of(logits, valid=None, rule=RULE):
     return router_sums(logits, rule.decide(logits, valid=valid), rule, valid=valid)
 
@@ -47,8 +49,9 @@ def by_definition(logits, valid):
     return [*found, z]
 
 
-@settings(deadline=None, max_examples=30)
-@given(st.integers(0, 2**32 - 1), st.integers(1, 11))
+# Few cuts, for each is other shapes, which XLA compiles anew.
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 5, 11]))
 def test_losses_equal_their_definition_over_masked_and_cut_batches(seed, cut):
     logits = logits_of(seed)
     valid = np.random.default_rng(seed).random(12) < 0.7
@@ -70,10 +73,10 @@ def test_gradients_of_shares_are_those_of_the_loss_of_the_whole():
     def loss(sums):
         return balance(sums, divided_by=2) + 0.1 * z_loss(sums)
 
-    exact = jax.grad(lambda logits: loss(sums_of(logits)))(logits)
+    exact = jax.jit(jax.grad(lambda logits: loss(sums_of(logits))))(logits)
     whole = sums_of(logits)
     shares = [
-        jax.grad(lambda part: loss(share_of(sums_of(part), whole)))(part)
+        jax.jit(jax.grad(lambda part: loss(share_of(sums_of(part), whole))))(part)
         for part in (logits[:5], logits[5:])
     ]
     np.testing.assert_allclose(np.concatenate(shares), exact, atol=1e-6)
@@ -98,9 +101,13 @@ def test_sigmoid_scores_are_shared_out_before_they_are_balanced():
 def test_sums_of_groups_add_up_to_those_of_the_batch():
     logits = logits_of(2)
     valid = jnp.arange(12) % 4 != 3
-    choice = RULE.decide(logits, valid=valid)
-    groups = grouped_sums(logits, choice, RULE, num_groups=3, valid=valid)
-    whole = router_sums(logits, choice, RULE, valid=valid)
+
+    @jax.jit
+    def grouped(logits):
+        choice = RULE.decide(logits, valid=valid)
+        return grouped_sums(logits, choice, RULE, num_groups=3, valid=valid)
+
+    groups, whole = grouped(logits), sums_of(logits, valid)
     assert np.asarray(groups.tokens).tolist() == [3, 3, 3]
     total = RouterSums(*(leaf.sum(axis=0) for leaf in groups))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), total, whole)
