@@ -5,6 +5,8 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 NAME ?=
 ARGS ?=
+# Test files that run side by side; JOBS=0 for a debugger.
+JOBS ?= 2
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -24,7 +26,7 @@ run: $(READY) ## train the mixture-of-experts example (ARGS='--steps 50 --worker
 	$(PY) -m examples.moe_routing $(ARGS)
 
 test: $(READY) ## run the tests and doctests (ARGS='tests/progress -x')
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 test-slow: $(READY) ## run the slow tests: thousands of simulated schedules
 	$(PY) -m pytest -m slow --timeout=3600 $(ARGS)
@@ -35,7 +37,7 @@ check: $(READY) ## formatting, lint, types, examples at a small size, tests
 	$(PY) -m mypy
 	$(PY) -m examples.moe_routing --small --verify
 	$(PY) -m examples.graph_algorithms --vertices 300 --edges 900
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 format: $(READY) ## format the code and mend what ruff can mend
 	$(PY) -m ruff format .
