@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import sys
+import traceback
 from dataclasses import dataclass
 
 import pytest
@@ -202,3 +203,27 @@ def test_source_lines_of_a_notebook_cell_are_added_by_the_driver(monkeypatch):
     monkeypatch.setitem(linecache.cache, cell, (10, None, lines, cell))
     text = f'Traceback:\n  File "{cell}", line 2, in f\nZeroDivisionError: x'
     assert with_source_lines(text).split("\n")[2] == "    b = a / 0"
+
+
+def test_what_python_prints_of_an_error_shows_the_line_of_the_notebook_cell(
+    monkeypatch,
+):
+    import linecache
+
+    cell = "/tmp/ipykernel_1/2.py"
+    names = {}
+    exec(compile("def divide(n):\n    return n / 0\n", cell, "exec"), names)
+    try:
+        names["divide"](1)
+    except ZeroDivisionError as error:
+        failure = operator_failure(
+            error, operator="map", worker=0, shard=0, time=0
+        )  # as in a worker, which has no such file
+    assert "return n / 0" not in "".join(failure.__notes__)
+    packed = pack_error(failure)
+
+    lines = ["def divide(n):\n", "    return n / 0\n"]
+    monkeypatch.setitem(linecache.cache, cell, (10, None, lines, cell))
+    printed = "".join(traceback.format_exception(unpack_error(packed)))
+
+    assert f'File "{cell}", line 2, in divide\n    return n / 0' in printed

@@ -134,8 +134,7 @@ def _rebuild_failure(
     message: str, values: dict[str, Any], cause: bytes | None, notes: list[str]
 ) -> OperatorError:
     error = make_operator_error(message, values, unpack_exception(cause))
-    if notes:
-        error.__notes__ = notes
+    _give_notes(error, notes)
     return error
 
 
@@ -216,9 +215,14 @@ def unpack_error(data: bytes) -> TimelyError:
         )
     if error.__cause__ is None:
         error.__cause__ = unpack_exception(cause)
-    if notes:
-        error.__notes__ = notes
+    _give_notes(error, notes)
     return error
+
+
+def _give_notes(error: TimelyError, notes: list[str]) -> None:
+    """Restore notes; of a traceback, with lines that no file of the worker held."""
+    if notes:
+        error.__notes__ = [with_source_lines(note) for note in notes]
 
 
 def _dumps_for_sure(value: object) -> bytes | None:
