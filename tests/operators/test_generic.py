@@ -111,7 +111,7 @@ def test_sending_at_an_earlier_time_is_refused(cluster):
 
 
 @pytest.mark.parametrize("use", ["send", "retain", "notify_at", "delayed"])
-@pytest.mark.parametrize("time", [np.int64(3), 3.0, (3, 0), True, "3"])
+@pytest.mark.parametrize("time", [np.int64(3), 3.0, (3, 0), True, "3", 2**63])
 def test_what_is_no_timestamp_is_refused(use, time):
     def on_batch(shard, delivery):
         if use == "send":
@@ -125,6 +125,20 @@ def test_what_is_no_timestamp_is_refused(use, time):
     flow.source([1]).unary(on_batch, name="mine").collect()
 
     with pytest.raises(TimeError, match=r"no such timestamp; got .*; expected an int"):
+        flow.run()
+
+
+def test_a_source_that_begins_before_all_time_is_refused():
+    def on_start(shard):
+        shard.retain(-1)
+
+    flow = Dataflow()
+    (out,) = flow.operator(Logic(on_start=on_start), is_source=True, name="mine")
+    out.collect()
+
+    with pytest.raises(
+        OperatorError, match=r"'mine' shard 0 may not retain .*got time -1"
+    ):
         flow.run()
 
 

@@ -61,6 +61,7 @@ def delay(
         if not isinstance(time, np.ndarray):
             hold(shard, delivery, time, delivery.payload)
             return
+        _check_epochs(shard, delivery.time, time)
         epochs, codes = np.unique(time, return_inverse=True)
         for code, rows in split_by_destination(delivery.payload, codes, len(epochs)):
             hold(shard, delivery, int(epochs[code]), rows)
@@ -108,7 +109,9 @@ def _checked(shard: Shard, time: Timestamp, later: Any) -> Timestamp:
     is_like = type(later) is type(time) and (
         not isinstance(later, tuple) or len(later) == depth_of(time) + 1
     )
-    if not is_like or not less_equal(time, later):
+    if not is_like:
+        raise _no_time(shard, time, later)
+    if not less_equal(time, later):
         raise TimeError(
             f"operator {shard.operator!r} cannot send a record earlier than it came; "
             f"got {later!r} for a record at {time!r}; expected a time at or after it; "
@@ -118,3 +121,21 @@ def _checked(shard: Shard, time: Timestamp, later: Any) -> Timestamp:
         )
     checked: Timestamp = later
     return checked
+
+
+def _check_epochs(shard: Shard, time: Timestamp, epochs: np.ndarray[Any, Any]) -> None:
+    """Refuse what would become integers only by being rounded."""
+    if epochs.dtype.kind not in "iu":
+        raise _no_time(shard, time, epochs)
+
+
+def _no_time(shard: Shard, time: Timestamp, chosen: Any) -> TimeError:
+    expected = "an integer" if depth_of(time) == 0 else f"a tuple like {time!r}"
+    got = f"dtype {chosen.dtype}" if isinstance(chosen, np.ndarray) else repr(chosen)
+    return TimeError(
+        f"operator {shard.operator!r} cannot send a record at what is no time; got "
+        f"{got} for a record at {time!r}; expected {expected}; correct what chooses "
+        "the time",
+        operator=shard.operator,
+        time=time,
+    )

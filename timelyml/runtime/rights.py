@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from timelyml.errors import CapabilityError
 from timelyml.graph import OperatorSpec
 from timelyml.progress import (
+    TIME_LIMIT,
     Capability,
     CapabilityTable,
     Summary,
@@ -81,12 +82,13 @@ class Rights:
         ):
             return True
         if port == STARTING:
-            return True
+            return less_equal(minimum(self._depth), time)
         return self._table.covers(self._locations[output], time)
 
     def check(self, time: Timestamp) -> None:
-        """Refuse what is no timestamp here: of numpy, of another scope, negative."""
-        if type(time) is not int or self._depth:  # spares 1 us where times are ints
+        """Refuse what is no timestamp here: of numpy, of another scope, out of range."""
+        # Spares 1 us where times are ints.
+        if self._depth or type(time) is not int or time >= TIME_LIMIT:
             check_time(time, self._depth, f"operator {self._spec.name!r}")
 
     def mint(self, output: int, time: Timestamp, site: str) -> Capability:
