@@ -18,6 +18,7 @@ from timelyml import Cluster, Dataflow
 from timelyml.errors import ConfigError, GraphError, TapeError
 from timelyml.operators import tape
 from timelyml.runtime.recording import Recording
+from timelyml.testing.leftovers import eventually
 
 EPOCHS = [[1, 2, 3], [], [4], [5, 6, 7, 8]]
 
@@ -99,6 +100,47 @@ def test_a_stream_goes_to_another_flow_through_sockets(
         flow.source(in_epochs(EPOCHS)).capture(places)
         flow.run(cluster=other, timeout_s=30)
     assert by_time(run.result()) == EXPECTED
+
+
+def test_a_replay_takes_no_path_from_a_file_or_from_another_replay(cluster, tmp_path):
+    flow = Dataflow(num_shards=1)
+    flow.replay(f"unix:{tmp_path}/place").collect()
+
+    (tmp_path / "place").write_text("precious")
+    with pytest.raises(TapeError, match=r"cannot listen at .*Address already in use"):
+        cluster.run(flow)
+    assert (tmp_path / "place").read_text() == "precious"
+
+    (tmp_path / "place").unlink()
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(f"{tmp_path}/place")
+        other.listen()
+        other.setblocking(False)
+        with pytest.raises(TapeError, match=r"cannot listen at .*already in use"):
+            cluster.run(flow)
+        with pytest.raises(BlockingIOError):  # nor has it heard of a connection
+            other.accept()
+        assert (tmp_path / "place").is_socket()
+
+
+def test_a_replay_listens_for_its_user_alone_and_where_a_killed_one_did(
+    cluster, tmp_path
+):
+    place = tmp_path / "place"
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(place))  # nobody listens there any more, but it stays
+    flow = Dataflow(num_shards=1)
+    flow.replay(f"unix:{place}").collect()
+
+    run = cluster.start(flow)
+    assert eventually(
+        lambda: place.is_socket() and place.stat().st_mode & 0o777 == 0o600
+    )
+    capturing = Dataflow(num_shards=1)
+    capturing.source(in_epochs(EPOCHS)).capture(f"unix:{place}")
+    capturing.run(timeout_s=30)
+    assert by_time(run.result()) == EXPECTED
+    assert not place.exists()
 
 
 def test_a_slow_reader_holds_the_capture_back(cluster, tmp_path):
@@ -260,6 +302,7 @@ def test_nobody_who_listens_is_an_error(cluster, tmp_path, monkeypatch):
         "tcp://127.0.0.1",
         "tcp://example.com:80",
         "ipc:///tmp/socket",
+        "unix:/" + "far/" * 27,
         "unix:",
         "",
         ["a", "b"],

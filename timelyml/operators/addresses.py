@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ Place: TypeAlias = "str | Path | Sequence[str]"
 """A directory, or one or several addresses: `tcp://host:port` or `unix:/path`."""
 
 RULE = "tcp://host:port or unix:/path, for each"
+MAX_PATH_BYTES = 107  # of a Unix socket, on Linux
 IN_PROGRESS = (errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EAGAIN, errno.EALREADY)
 NOT_THERE_YET = (errno.ECONNREFUSED, errno.ENOENT)
 
@@ -60,6 +62,10 @@ def _parsed(operator: str, text: str) -> Address:
         path = text.removeprefix("unix:").removeprefix("//")
         if not path:
             raise _unusable(operator, text, "a path after unix:")
+        if len(os.fsencode(path)) > MAX_PATH_BYTES:
+            raise _unusable(
+                operator, text, f"a path of at most {MAX_PATH_BYTES} bytes after unix:"
+            )
         return Address(text, socket.AF_UNIX, path)
     host, _, port = text.removeprefix("tcp://").rpartition(":")
     host = host.strip("[]")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import socket
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ from timelyml.operators.addresses import Address
 from timelyml.operators.tape import Event, Label, Unpacker
 
 BYTES_PER_READ = 1 << 20
+CLOSED = -1  # the descriptor of a socket that is
 
 
 class Tape(Protocol):
@@ -140,11 +143,13 @@ class Listener:
         self._address = address
         self._num_taken = 0
         self._num_expected = 1
-        if isinstance(address.target, str):
-            Path(address.target).unlink(missing_ok=True)
-        self._socket: Any = address.socket()
+        self._socket = address.socket()
         try:
+            if isinstance(address.target, str):
+                _remove_abandoned(address.target)
             self._socket.bind(address.target)
+            if isinstance(address.target, str):
+                Path(address.target).chmod(0o600)  # before anybody can connect
             self._socket.listen(128)
         except OSError as error:
             self._socket.close()
@@ -177,8 +182,24 @@ class Listener:
             self.close()
 
     def close(self) -> None:
-        """Listen no more."""
-        self._socket.close()
+        """Listen no more; the path may be another's from then on."""
+        if self._socket.fileno() == CLOSED:
+            return
         if isinstance(self._address.target, str):
             with contextlib.suppress(OSError):
                 Path(self._address.target).unlink()
+        self._socket.close()
+
+
+def _remove_abandoned(path: str) -> None:
+    """Remove the socket that a killed program left; whatever else is there stays.
+
+    A datagram socket that connects there is refused in one way where a stream socket
+    listens, which never hears of it, and in another where nobody has it open any more.
+    """
+    if not Path(path).is_socket():
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inquirer:
+        code = inquirer.connect_ex(path)
+    if code == errno.ECONNREFUSED:
+        Path(path).unlink(missing_ok=True)
