@@ -199,9 +199,16 @@ class Stubborn:
         raise ZeroDivisionError
 
 
-@pytest.mark.parametrize("before", [[1], [1.5], [1, True, 2.5], [1, Stubborn()]])
+@pytest.mark.parametrize(
+    "before",
+    [
+        *([1], [1.5], [1, True, 2.5], [1, Stubborn()]),
+        *(["word"], ["long" * 100], [(1, "word")], [1] * 20, ["word"] * 20),
+    ],
+    ids=repr,
+)
 @pytest.mark.parametrize("shape", [(), 1, 3])
-def test_an_array_is_sealed_also_where_numbers_come_first(before, shape):
+def test_an_array_is_sealed_also_where_others_come_first(before, shape):
     array = np.zeros(shape)
     seal([*before, array, 2])
     assert not array.flags.writeable

@@ -23,21 +23,16 @@ class FakeShard:
         self.sent = []
         self.activations = 0
         self.delays = []
-        self.counts = {}
-        self._table = CapabilityTable(self._record)
-
-    def _record(self, location, time, delta):
-        self.counts[time] = self.counts.get(time, 0) + delta
+        self._table = CapabilityTable(lambda location, time, delta: None)
 
     def initial_capability(self, output=0):
-        self.counts[0] = self.counts.get(0, 0) + 1
         return self._table.start(output, 0, "initial")
 
     def state_of(self, name):
         return self._other_states.setdefault(name, {})
 
     def held(self):
-        return sorted(time for time, count in self.counts.items() if count > 0)
+        return sorted(holding.time for holding in self._table.holdings())
 
     def output(self, index=0):
         return self

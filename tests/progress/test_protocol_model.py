@@ -144,6 +144,7 @@ class Worker:
             self.held.append(capability.delayed(later(capability.time, rng)))
 
     def publish(self, *, force: bool = False) -> bool:
+        self.table.settle()
         batch = self.log.take(self.tracker, force=force)
         if batch is not None:
             self.world.publish(batch)

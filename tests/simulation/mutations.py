@@ -68,12 +68,13 @@ def count_initial_capabilities_for_every_pair(patch):
 
 
 def release_capability_twice(patch):
-    """The last capability of a pointstamp is counted down twice."""
+    """The last capability of a location is counted down twice."""
     discard = CapabilityTable.discard
 
     def discard_twice(self, capability, time):
         discard(self, capability, time)
         if not self.covers(capability.location, time):
+            self.settle()
             self._record(capability.location, time, -1)
 
     patch.setattr(CapabilityTable, "discard", discard_twice)

@@ -25,7 +25,7 @@ class CreditLedger:
     True
     """
 
-    __slots__ = ("limit_bytes", "outstanding_bytes")
+    __slots__ = ("limit_bytes", "outstanding_bytes", "peak_bytes")
 
     def __init__(self, limit_bytes: int) -> None:
         if limit_bytes < 1:
@@ -36,6 +36,7 @@ class CreditLedger:
             )
         self.limit_bytes = limit_bytes
         self.outstanding_bytes = 0
+        self.peak_bytes = 0  # the most that was outstanding at any time
 
     def can_send(self, size_bytes: int = 1) -> bool:
         """Whether a block of that size may leave now."""
@@ -60,7 +61,9 @@ class CreditLedger:
                 outstanding_bytes=self.outstanding_bytes,
                 limit_bytes=self.limit_bytes,
             )
-        self.outstanding_bytes += size_bytes
+        outstanding += size_bytes
+        self.outstanding_bytes = outstanding
+        self.peak_bytes = max(self.peak_bytes, outstanding)
 
     def refund(self, size_bytes: int) -> None:
         """Count bytes that left the receiver's queue.

@@ -1,8 +1,9 @@
 """Capabilities: the right to send at a time or later, at one output port.
 
-A worker's progress counts one capability per (location, time), however many of
-its shards and callbacks hold it. Nothing here judges whether a capability is
-justified: the runtime mints one only for a consumed record or from another one.
+A worker's progress counts the minimal times that it holds at a location, each once,
+however many of its shards and callbacks hold it. Nothing here judges whether a
+capability is justified: the runtime mints one only for a consumed record or from
+another one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from types import TracebackType
 from typing import NoReturn, Self, TypeAlias
 
 from timelyml.errors import CapabilityError, InvariantError
+from timelyml.progress.antichain import MutableAntichain
 from timelyml.progress.timestamp import (
     TIME_LIMIT,
     Timestamp,
@@ -160,19 +162,24 @@ class Capability:
 
 
 class CapabilityTable:
-    """The capabilities of one worker, counted once per (location, time).
+    """The capabilities of one worker, of which progress counts the earliest.
+
+    Whoever may send at a time may send later, so a location's minimal times tell all
+    that a frontier can depend on; each counts once, however many hold it. What changed
+    is recorded by `settle`: that takes as long for a thousand epochs as for one.
 
     Args:
-        record: Called with `(location, time, delta)` when the first capability
-            of a pointstamp comes (+1) or its last one goes (-1).
+        record: Called with `(location, time, delta)` when a time becomes minimal
+            among those that are held at its location (+1), or is no longer (-1).
     """
 
-    __slots__ = ("_held", "_record", "_started")
+    __slots__ = ("_held", "_minimal", "_record", "_unsettled")
 
     def __init__(self, record: Record) -> None:
         self._record = record
         self._held: dict[int, dict[Timestamp, set[Capability]]] = {}
-        self._started: set[int] = set()
+        self._minimal: dict[int, MutableAntichain] = {}
+        self._unsettled: dict[int, dict[Timestamp, int]] = {}
 
     def start(self, location: int, time: Timestamp, site: str) -> Capability:
         """Return the initial capability of an output; it is counted already.
@@ -180,18 +187,19 @@ class CapabilityTable:
         Every worker starts with one per output in every tracker's initial counts.
 
         Raises:
-            InvariantError: If the output was started before, or holds one already.
+            InvariantError: If anything was held at the location before.
         """
-        if location in self._started or self.holds(location, time):
+        if location in self._minimal or location in self._unsettled:
             raise InvariantError(
                 f"output at location {location} cannot start twice; got another initial"
                 f" capability at {time!r} from {site}; expected one per worker; clone"
                 " the first one",
                 location=location,
             )
-        self._started.add(location)
+        minimal = self._minimal[location] = MutableAntichain()
+        minimal.update(((time, 1),))
         capability = Capability(self, location, time, site)
-        self._held.setdefault(location, {})[time] = {capability}
+        self._held[location] = {time: {capability}}
         return capability
 
     def mint(self, location: int, time: Timestamp, site: str) -> Capability:
@@ -202,24 +210,49 @@ class CapabilityTable:
 
     def add(self, capability: Capability, time: Timestamp) -> None:
         """Count `capability` at `time`; only capabilities call this."""
-        held = self._held.setdefault(capability.location, {})
+        location = capability.location
+        held = self._held.get(location)
+        if held is None:
+            held = self._held[location] = {}
         holders = held.get(time)
         if holders is None:
             held[time] = {capability}
-            self._record(capability.location, time, 1)
+            self._note(location, time, 1)
         else:
             holders.add(capability)
 
     def discard(self, capability: Capability, time: Timestamp) -> None:
         """Stop counting `capability` at `time`; only capabilities call this."""
-        held = self._held[capability.location]
+        location = capability.location
+        held = self._held[location]
         holders = held[time]
         holders.remove(capability)
         if not holders:
             del held[time]
             if not held:
-                del self._held[capability.location]
-            self._record(capability.location, time, -1)
+                del self._held[location]
+            self._note(location, time, -1)
+
+    def _note(self, location: int, time: Timestamp, delta: int) -> None:
+        changes = self._unsettled.get(location)
+        if changes is None:
+            changes = self._unsettled[location] = {}
+        changes[time] = changes.get(time, 0) + delta
+
+    def settle(self) -> None:
+        """Record how the minimal times have changed; to be called before they count.
+
+        What was sent and consumed meanwhile is counted along with it, in one batch.
+        """
+        if not self._unsettled:
+            return
+        unsettled, self._unsettled = self._unsettled, {}
+        for location, changes in unsettled.items():
+            minimal = self._minimal.get(location)
+            if minimal is None:
+                minimal = self._minimal[location] = MutableAntichain()
+            for time, delta in minimal.update(changes.items()):
+                self._record(location, time, delta)
 
     def holds(self, location: int, time: Timestamp) -> bool:
         """Whether a capability for exactly this pointstamp is held."""
@@ -227,8 +260,16 @@ class CapabilityTable:
 
     def covers(self, location: int, time: Timestamp) -> bool:
         """Whether a capability held at the location allows to send at `time`."""
-        held = self._held.get(location, ())
-        return time in held or any(less_equal(earlier, time) for earlier in held)
+        held = self._held.get(location)
+        if held is None:
+            return False
+        if time in held:
+            return True
+        # A loop, since `any` and a generator take 0.3 us more.
+        for earlier in held:  # noqa: SIM110
+            if less_equal(earlier, time):
+                return True
+        return False
 
     def holdings(self) -> list[Holding]:
         """Return what is held, by location and time, with the sites of creation."""

@@ -157,6 +157,7 @@ class Dataflow:
     def _run_round(self) -> None:
         if self._active:
             self._run_active()
+        self.table.settle()
         is_told = self.progress.tell_itself()
         has_news = self._has_consumed or self.outbox.has_frames
         if is_told and has_news and self.num_workers > 1:

@@ -62,7 +62,7 @@ def metrics_of(flow: Metered) -> dict[str, Any]:
         },
         "progress": {name: getattr(flow.progress, f"num_{name}") for name in PROGRESS},
         "bytes_waiting_for_credit": flow.outbox.waiting_bytes(),
-        "queued_bytes_peak": flow.outbox.peak_outstanding_bytes,
+        "queued_bytes_peak": max(flow.outbox.peaks_bytes(), default=0),
         "spilled_blocks": sum(queue.spilled_blocks for queue in flow.spills.values()),
     }
 
