@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.operators.fakes import FakeShard, logic_of
-from timelyml import Custom, Dataflow
+from timelyml import Cluster, Custom, Dataflow
 from timelyml.errors import (
     ConfigError,
     GraphError,
@@ -104,6 +104,46 @@ def test_the_epoch_credit_of_a_run_bounds_a_source(cluster):
     batches = run.result().batches("out")
     assert len(batches) >= 14
     assert batches == [(n, [1]) for n in range(len(batches))]
+
+
+@pytest.mark.parametrize("kind", ["source", "read"])
+def test_a_source_opens_many_epochs_in_one_step(kind):
+    flow = Dataflow()
+    if kind == "source":
+        numbers = flow.source(range(200), batch_size=1, epoch_every=1, name="in")
+    else:
+        numbers = flow.read(Numbers(200), epoch_every=1, name="in")
+    numbers.map(lambda n: n + 1, name="next").collect()
+    with Cluster(1, mode="inline") as cluster, cluster.start(flow.build()) as run:
+        assert run.result(60)["out"] == list(range(1, 201))
+        metrics = run.metrics()
+
+    operators = metrics["operators"]
+    assert operators["next"]["batches_in"] == 200
+    assert operators["in"]["activations"] < 50  # at least 32 epochs in most of them
+    changes = metrics["progress"]["changes"]
+    assert changes < 200  # the right to send each epoch is not counted one by one
+
+
+class Numbers:
+    """A source in the shape of Bytewax's: one partition of single numbers."""
+
+    def __init__(self, stop):
+        self.stop = stop
+
+    def list_parts(self):
+        return ["all"]
+
+    def build_part(self, step_id, part, state):
+        return NumbersPartition(self.stop)
+
+
+class NumbersPartition:
+    def __init__(self, stop):
+        self.numbers = iter(range(stop))
+
+    def next_batch(self):
+        return [next(self.numbers)]
 
 
 def test_stop_ends_an_endless_source(cluster):

@@ -9,7 +9,6 @@ Source:
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import numpy as np
@@ -41,8 +40,10 @@ def route(pact: Exchange, payload: Payload, num_shards: int) -> Parts:
     else:
         if pact.key is not None and isinstance(payload, list) and len(payload) == 1:
             # Tiny epochs are many: without arrays it takes 1 us instead of 9.
-            with contextlib.suppress(TypeError, RoutingError):  # told below, with more
+            try:  # `suppress` would take 0.6 us
                 return [(destination_of(pact.key(payload[0]), num_shards), payload)]
+            except (TypeError, RoutingError):
+                pass  # told below, with more
         keys = map(pact.key, records_of(payload)) if pact.key else ()
         destinations = destinations_by_key(keys, num_shards)
     return split_by_destination(payload, destinations, num_shards)

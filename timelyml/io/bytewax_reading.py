@@ -85,6 +85,7 @@ class ShardReader(Live):
         self._open: list[_Open] = []
         self._turn = 0
         self._timer: float | None = None
+        self._looked_at = datetime.min.replace(tzinfo=UTC)
 
     @property
     def is_over(self) -> bool:
@@ -99,24 +100,31 @@ class ShardReader(Live):
         self._open.append(opened)
 
     def turn(self, shard: Shard) -> None:
-        """Ask the next partition that is due for one batch, and send it."""
+        """Read partitions that are due, one batch after another, and send them."""
+        while self._read_one(shard):
+            if not shard.may_go_on():
+                shard.activate()
+                return
+
+    def _read_one(self, shard: Shard) -> bool:
+        """Ask the next partition that is due for one batch; True if one was asked."""
         if self._capability is None:
-            return
+            return False
         now = shard.now()
         if self._timer is not None and now >= self._timer:
             self._timer = None
         if not self._open:
             self.end()
-            return
+            return False
         self._end_epoch_in_time(shard, now)
         if not shard.can_start_epoch(self._epoch.number):
-            return  # activated again once it may
+            return False  # activated again once it may
         opened = self._next_due(now)
         if opened is None:
             self._be_silent(shard, now)
-            return
+            return False
         self._ask(shard, opened, now)
-        shard.activate()
+        return True
 
     def end(self) -> None:
         """Close every partition and give up the right to send."""
@@ -161,12 +169,19 @@ class ShardReader(Live):
             try:
                 awake = ask()
                 if awake is not None:
-                    until = (awake - datetime.now(UTC)).total_seconds()
-                    wait_s = max(until, 0.0 if had_items else SHORTEST_WAIT_S)
+                    least_s = 0.0 if had_items else SHORTEST_WAIT_S
+                    wait_s = max(self._seconds_until(awake), least_s)
             except Exception as error:
                 error.add_note(f"while {self._what(opened)} was asked when it is due")
                 raise
         opened.due = now + wait_s
+
+    def _seconds_until(self, awake: datetime) -> float:
+        """How long it is until then; 0 if it has been."""
+        if awake <= self._looked_at:  # spares a look at the clock, and 1 us
+            return 0.0
+        self._looked_at = datetime.now(UTC)
+        return (awake - self._looked_at).total_seconds()
 
     def _next_due(self, now: float) -> _Open | None:
         """Choose the next partition in turn whose time has come."""

@@ -1,6 +1,6 @@
 """Streams from data: an iterable, arrays, or a function that gives each shard its own.
 
-A source never reads further than it may send: one bounded batch per activation, no
+A source never reads further than it may send: bounded batches while its turn lasts, no
 epoch that the run's epoch credit does not allow, and nothing while a channel that
 leaves it waits for credit.
 
@@ -209,45 +209,62 @@ def _logic(reader: Reader, guards: Guards) -> Logic:
         shard.activate()
 
     def on_activate(shard: Shard) -> None:
+        while send_next(shard):
+            if not shard.may_go_on():
+                shard.activate()
+                return
+
+    def send_next(shard: Shard) -> bool:
+        """Send one piece, if there is one and its epoch may be opened."""
         capability: Capability | None = shard.state.get("capability")
         if capability is None:
-            return
+            return False
         cursor: Cursor = shard.state["cursor"]
-        try:
-            piece = cursor.look(reader, shard)
-        except StopIteration:
-            _close(shard)
-            return
-        stop_at = shard.state.get("stop_at")
-        if piece is not None and stop_at is not None and piece.epoch >= stop_at:
-            _close(shard)
-            return
+        piece = _next_piece(shard, cursor, reader)
         if piece is None:
-            cursor.asking.ask_again(shard)
-            return
-        cursor.asking.found()
+            return False
         capability.downgrade(piece.epoch)  # or the own old epoch would use up credit
-        if shard.can_start_epoch(piece.epoch):
-            cursor.take(piece)
-            guards.of(shard).check(piece.payload)
-            shard.output().send(piece.epoch, piece.payload, is_last=piece.is_last)
-            capability.downgrade(piece.next_epoch)
-            shard.activate()
-
-    def on_message(shard: Shard, body: tuple[Any, ...]) -> None:
-        match body:
-            case ("stop", None):
-                _close(shard)
-            case ("stop", epoch):  # regular: every shard ends before the same epoch
-                shard.state["stop_at"] = epoch
-                shard.activate()
+        if not shard.can_start_epoch(piece.epoch):
+            return False
+        cursor.take(piece)
+        guards.of(shard).check(piece.payload)
+        shard.output().send(piece.epoch, piece.payload, is_last=piece.is_last)
+        capability.downgrade(piece.next_epoch)
+        return True
 
     return Logic(
         on_start=on_start,
         on_activate=on_activate,
-        on_message=on_message,
+        on_message=_obey,
         on_close=reader.close,
     )
+
+
+def _obey(shard: Shard, body: tuple[Any, ...]) -> None:
+    match body:
+        case ("stop", None):
+            _close(shard)
+        case ("stop", epoch):  # regular: every shard ends before the same epoch
+            shard.state["stop_at"] = epoch
+            shard.activate()
+
+
+def _next_piece(shard: Shard, cursor: Cursor, reader: Reader) -> Piece | None:
+    """Return what is next, without taking it; None if that is the end, or for now."""
+    try:
+        piece = cursor.look(reader, shard)
+    except StopIteration:
+        _close(shard)
+        return None
+    if piece is None:
+        cursor.asking.ask_again(shard)
+        return None
+    stop_at = shard.state.get("stop_at")
+    if stop_at is not None and piece.epoch >= stop_at:
+        _close(shard)
+        return None
+    cursor.asking.found()
+    return piece
 
 
 def _close(shard: Shard) -> None:

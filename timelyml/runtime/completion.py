@@ -52,7 +52,9 @@ class Completion:
     def is_due(self, shard: int, time: Timestamp, ports: Ports) -> bool:
         """Whether a notification by these ports may come, if none goes before it."""
         at_time, before = self._waits_of(ports)
-        return self.is_complete(shard, time, at_time) and all(
+        if not self.is_complete(shard, time, at_time):
+            return False
+        return not before or all(
             self._is_complete_before(port, shard, time) for port in before
         )
 

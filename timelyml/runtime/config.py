@@ -49,7 +49,7 @@ class RunConfig:
     """
 
     progress_mode: ProgressMode = "broadcast"
-    max_epochs_ahead: int = 8
+    max_epochs_ahead: int = 32
     credit_bytes: int = 32 * MEBIBYTE
     loop_budget_bytes: int = 64 * MEBIBYTE
     state_limit_bytes: int | None = None

@@ -36,13 +36,12 @@ from timelyml.runtime.outside import Wakes, close_outside
 from timelyml.runtime.pickles import unsendable_failure
 from timelyml.runtime.progress_link import ProgressLink
 from timelyml.runtime.refunds import Refunds
-from timelyml.runtime.state import StateStore
+from timelyml.runtime.state import StateLimit, StateStore
 from timelyml.runtime.timers import Timers
 
 # What a worker's own changes lead to at once goes out with them, in one message.
 MAX_ROUNDS = 4
 TURN_S = 0.01  # one operator's share of a turn, so that none keeps the worker
-STATE_CHECK_ACTIVATIONS = 8  # measuring costs as much as there is state
 PIGGYBACK_BYTES = 64 * 1024  # progress must not queue behind more data than this
 _location_of = itemgetter(0)  # of a change
 
@@ -71,6 +70,8 @@ class Dataflow:
         self.has_failed = False
         self.running: OperatorInstance | None = None
         self.state = StateStore()
+        limit_bytes = config.state_limit_bytes
+        self._state_limit = limit_bytes and StateLimit(self.state, limit_bytes)
         self.tracker = Tracker(graph.reachability(), initial_counts(graph, num_workers))
         self.tracker.propagate()
         self.progress = ProgressLink(
@@ -80,6 +81,7 @@ class Dataflow:
             self.tracker,
             clock,
             is_fed=any(spec.kind == INPUT_KIND for spec in graph.operators),
+            has_peers=num_workers > 1,
         )
         self.table = CapabilityTable(self.progress.record)
         self._transport = transport
@@ -99,6 +101,7 @@ class Dataflow:
             for spec in graph.operators
             for port in range(spec.num_inputs)
         }
+        self._senders = [channel.source.operator for channel in graph.channels]
         self._targets = [channel.target for channel in graph.channels]
         self._target_locations = [
             graph.location_of_input(at.operator, at.port) for at in self._targets
@@ -194,7 +197,8 @@ class Dataflow:
     def receive_credit(self, peer: int, message: CreditMessage) -> None:
         """Take credit back; operators that waited for it run again."""
         for channel, size in message.refunds:
-            self._refund(channel, peer, size)
+            if self.outbox.refund(channel, peer, size):
+                self._active.add(self._senders[channel])
 
     def post(self, operator: int, shard: int, body: Any) -> None:
         """Hand a message of the driver to a shard."""
@@ -240,9 +244,9 @@ class Dataflow:
         """Seconds by the worker's clock."""
         return self._clock()
 
-    def is_over(self) -> bool:
-        """Whether the present operator's share of the turn is used up."""
-        return self._clock() > self._turn_end
+    def must_stop(self, operator: int) -> bool:
+        """Whether its share of the turn is used up, or it waits for credit."""
+        return self._clock() > self._turn_end or self.is_blocked(operator)
 
     def is_blocked(self, operator: int) -> bool:
         """Whether an output of the operator waits for credit."""
@@ -260,7 +264,8 @@ class Dataflow:
         if channel in self.spills:
             return
         if arrival.peer == self.worker_index:
-            self._refund(channel, arrival.peer, arrival.part.size_bytes)
+            if self.outbox.refund(channel, arrival.peer, arrival.part.size_bytes):
+                self._active.add(self._senders[channel])
             return
         self._refunds.owe(arrival.peer, channel, arrival.part.size_bytes)
 
@@ -326,10 +331,8 @@ class Dataflow:
                 self._active.add(index)
             instance.metrics["busy_s"] += clock() - began
             instance.metrics["activations"] += 1
-            limit = self.config.state_limit_bytes
-            is_due = instance.metrics["activations"] % STATE_CHECK_ACTIVATIONS == 0
-            if limit is not None and is_due:
-                self.state.check_limit(index, limit, f"operator {instance.name!r}")
+            if self._state_limit:
+                self._state_limit.look(instance.index, instance.name, instance.metrics)
         self.running = None
 
     def _flush(self) -> None:
@@ -374,10 +377,6 @@ class Dataflow:
         self._transport.send(peer, batch)
         self.progress.num_messages += 1
         self.progress.num_bytes += bytes_sent[Lane.CONTROL] - before
-
-    def _refund(self, channel: int, peer: int, size: int) -> None:
-        if self.outbox.refund(channel, peer, size):
-            self._active.add(self.graph.channels[channel].source.operator)
 
     def _deliver(self, channel: int, peer: int, time: Timestamp, part: Part) -> None:
         """Queue one part that arrived, or that this worker sent to itself."""

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from timelyml.errors import CapabilityError
 from timelyml.graph import OperatorSpec
 from timelyml.progress import (
     Capability,
@@ -23,9 +22,10 @@ from timelyml.progress import (
 from timelyml.runtime.channels import ALL_LOCAL_SHARDS, Arrival, OutChannel
 from timelyml.runtime.completion import Completion
 from timelyml.runtime.dense import DenseInput
-from timelyml.runtime.notifications import Notification, NotificationQueue
+from timelyml.runtime.notifications import Notification
 from timelyml.runtime.operator import Delivery, Logic, Steps, Wait
-from timelyml.runtime.rights import BY_CAPABILITY, Rights
+from timelyml.runtime.requests import Requests
+from timelyml.runtime.rights import Rights
 from timelyml.runtime.shard import Shard
 from timelyml.runtime.turn import Turn
 
@@ -75,10 +75,10 @@ class OperatorInstance:
         self._completion = Completion(
             logic, self._frontiers, dense_inputs, depth=spec.depth
         )
-        self.notifications = NotificationQueue(
-            in_order=logic.in_order,
-            first={ports: each.first for ports, each in logic.precedence.items()},
-        )
+        self._requests = Requests(spec, logic, self._rights, self._completion)
+        self.request = self._requests.ask
+        self.wait_for = self._requests.wait_for
+        self.notifications = self._requests.notifications
         self._steps: Iterator[Wait | None] | None = None
         self._waits = False  # until a shard is activated
         self._frontier_moved = False
@@ -137,12 +137,13 @@ class OperatorInstance:
 
     def run(self) -> bool:
         """Do this operator's share of a turn; True if it has to run again."""
+        if self._waits or self._turn.is_blocked(self.index):
+            return False  # an activation or a refund of credit lets it go on
+        must_stop = self._turn.must_stop
         for _ in range(MAX_STEPS):
-            if self._waits or self._turn.is_blocked(self.index):
-                return False  # an activation or a refund of credit lets it go on
-            if not self._run_one():
+            if not self._run_one() or self._waits:
                 return False
-            if self._turn.is_over():
+            if must_stop(self.index):
                 return True
         return True
 
@@ -192,8 +193,9 @@ class OperatorInstance:
         part = arrival.part
         self._turn.left_queue(arrival)
         self.received = part.payload
+        port = arrival.port
         delivery = Delivery(
-            arrival.port, arrival.time, part.payload, part.weight, part.source_shard
+            port, arrival.time, part.payload, part.weight, part.source_shard
         )
         if part.target_shard == ALL_LOCAL_SHARDS:
             self._begin(self._hand_to_all(arrival, delivery))
@@ -203,7 +205,8 @@ class OperatorInstance:
         if steps is not None:
             self._begin(self._go_on(shard, arrival, steps))
             return
-        self._heard(shard, arrival)
+        if self._dense[port]:
+            self._heard(shard, arrival)
         self._consumed(arrival)
         self._rights.end()
 
@@ -237,13 +240,12 @@ class OperatorInstance:
 
     def _consumed(self, arrival: Arrival) -> None:
         self.received = None  # or it would stay in memory
-        self.metrics["records_in"] += arrival.part.weight
-        self.metrics["batches_in"] += 1
+        metrics = self.metrics
+        metrics["records_in"] += arrival.part.weight
+        metrics["batches_in"] += 1
         self._turn.consumed(arrival)
 
     def _notify(self) -> bool:
-        if not len(self.notifications):
-            return False
         notification = self.notifications.pop_ready(self._completion.is_due)
         if notification is None:
             return False
@@ -309,52 +311,6 @@ class OperatorInstance:
         """Clone the initial capability; only while operators start."""
         return self._rights.initial(output, site)
 
-    def request(
-        self,
-        shard: int,
-        time: Timestamp,
-        ports: tuple[int, ...] | None,
-        outputs: tuple[int, ...] | None,
-    ) -> None:
-        """Ask for a notification; see `Shard.notify_at`."""
-        wanted = self._all_ports if ports is None else ports
-        rights, via = self._rights, self._rights.via_port
-        rights.check(time)
-        pending = self.notifications.find(shard, time, wanted)
-        if pending is not None and (via, outputs) in pending.asked:
-            return
-        held = [] if pending is None else pending.capabilities
-        capabilities = [
-            self._hold(output, held_at, shard, time)
-            for output, held_at in rights.kept_open(time, outputs)
-            if not (held and any(rights.is_at(c, output, held_at) for c in held))
-        ]
-        if pending is None:
-            via_port = max(via, BY_CAPABILITY)
-            pending = Notification(time, shard, wanted, via_port, capabilities)
-            self.wait_for(pending)
-        else:
-            pending.capabilities.extend(capabilities)
-        pending.asked.add((via, outputs))
-
-    def wait_for(self, request: Notification) -> None:
-        """Keep a request that is not there yet until its ports are complete."""
-        is_dense = self._completion.is_by_shard(request.ports)
-        self.notifications.add(request, is_dense=is_dense)
-
-    def _hold(
-        self, output: int, held_at: Timestamp, shard: int, time: Timestamp
-    ) -> Capability:
-        if not self.may_send(output, held_at):
-            msg = (
-                f"operator {self.name!r} shard {shard} may not be notified at "
-                f"{time!r}; got nothing processed or held that leads there; expected the "
-                "time of the delivery or later; ask while something justifies it"
-            )
-            raise CapabilityError(msg, operator=self.name, shard=shard, time=time)
-        site = f"notification of {self.name!r} shard {shard} at {time!r}"
-        return self.mint(output, held_at, site)
-
     def state_cell(self, shard: int, name: str) -> dict[Any, Any]:
         """The dictionary of (this operator, shard, name)."""
         return self._turn.state_cell(self.index, shard, name, self.name)
@@ -378,6 +334,10 @@ class OperatorInstance:
     def can_start_epoch(self, epoch: int) -> bool:
         """Whether the epoch credit allows `epoch` to be opened."""
         return self._turn.can_start_epoch(self.index, epoch)
+
+    def may_go_on(self) -> bool:
+        """Whether the turn is not over, and no output waits for credit."""
+        return not self._turn.must_stop(self.index)
 
     def emit(self, shard: int, tag: str, body: Any) -> None:
         """Send something to the driver."""

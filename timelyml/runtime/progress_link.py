@@ -39,10 +39,12 @@ class ProgressLink:
         clock: Callable[[], float],
         *,
         is_fed: bool,
+        has_peers: bool,
     ) -> None:
         # A driver that feeds the run waits for it to close epochs.
         self._gap_s = 0.0 if is_fed else CONTROLLER_GAP_S
         self.is_broadcast = mode == "broadcast"
+        self._has_peers = has_peers
         self.num_batches = 0
         self.num_changes = 0
         self.num_messages = 0  # that carried a batch and nothing else
@@ -91,7 +93,10 @@ class ProgressLink:
             return False
         changes = batch.changes
         self._ready.append(changes)
-        self._for_peers.untold.append(changes)
+        if self._has_peers:
+            self._for_peers.untold.append(changes)
+        else:
+            self._count(batch)
         self._for_controller.untold.append(changes)
         return True
 
@@ -102,9 +107,12 @@ class ProgressLink:
         else:
             batch = self._log.take(self._tracker)
         if batch is not None:
-            self.num_batches += 1
-            self.num_changes += len(batch.changes)
+            self._count(batch)
         return batch
+
+    def _count(self, batch: ProgressBatch) -> None:
+        self.num_batches += 1
+        self.num_changes += len(batch.changes)
 
     def controller_due(self) -> float | None:
         """In broadcast mode: when the controller is to be told, if there is news."""

@@ -45,6 +45,10 @@ class Rights:
         self._locations = locations
         self._table = table
         self._roots: list[Capability] = []
+        self._keeps_time = [
+            all(any(each.is_identity for each in summaries) for summaries in outputs)
+            for outputs in spec.summaries
+        ]
 
     def open(self) -> None:
         """Take the initial capabilities."""
@@ -67,6 +71,11 @@ class Rights:
     def end(self) -> None:
         """No callback runs for anything that came."""
         self.via_port = BY_CAPABILITY
+
+    def is_processed_as_is(self, time: Timestamp) -> bool:
+        """Whether a delivery at `time` runs, and every output may send just there."""
+        port = self.via_port
+        return port >= 0 and time == self._time and self._keeps_time[port]
 
     def may_send(self, output: int, time: Timestamp) -> bool:
         """Whether the callback being run, or a held capability, justifies it.

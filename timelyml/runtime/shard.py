@@ -64,6 +64,9 @@ class Host(Protocol):
     def can_start_epoch(self, epoch: int) -> bool:
         """Whether the epoch credit allows `epoch` to be opened."""
 
+    def may_go_on(self) -> bool:
+        """Whether a callback may do more than one thing now."""
+
     def emit(self, shard: int, tag: str, body: Any) -> None:
         """Send something to the driver."""
 
@@ -74,7 +77,7 @@ class Host(Protocol):
 class Output:
     """One output of one shard."""
 
-    __slots__ = ("_channels", "_host", "_index", "_shard")
+    __slots__ = ("_channels", "_host", "_index", "_is_heeded", "_shard")
 
     def __init__(
         self, host: Host, shard: int, index: int, channels: list[OutChannel]
@@ -83,6 +86,10 @@ class Output:
         self._shard = shard
         self._index = index
         self._channels = channels
+        # Whether a reader lets shards be named, or there is nobody to mind.
+        self._is_heeded = not channels or any(
+            each.num_direct_shards is not None for each in channels
+        )
 
     def send(self, time: Timestamp, payload: Any, *, is_last: bool = True) -> None:
         """Send records or columns at `time`; the payload is sealed by it.
@@ -180,7 +187,7 @@ class Output:
     def _sealed(self, payload: Any) -> Any:
         if payload is self._host.received:  # sealed by its sender: 20 ns a record less
             return payload
-        return seal(as_payload(payload))
+        return seal(payload if type(payload) is list else as_payload(payload))
 
     def _refusal(self, time: Timestamp) -> CapabilityError:
         msg = (
@@ -194,9 +201,8 @@ class Output:
         )
 
     def _check_direct(self) -> None:
-        channels = self._channels
-        if channels and all(each.num_direct_shards is None for each in channels):
-            pacts = [each.spec.pact.describe() for each in channels]
+        if not self._is_heeded:
+            pacts = [each.spec.pact.describe() for each in self._channels]
             msg = (
                 f"operator {self._host.name!r} names shards on output {self._index}, "
                 f"but nobody heeds them; got readers by {', '.join(pacts)}; expected a "
@@ -353,6 +359,14 @@ class Shard:
         `on_activate` runs again when it may have changed.
         """
         return self._host.can_start_epoch(epoch)
+
+    def may_go_on(self) -> bool:
+        """Whether a callback that could return may as well do more.
+
+        Not once its share of the turn is used up, nor while what it sent waits for
+        credit; it activates the shard then, and goes on in the next turn.
+        """
+        return self._host.may_go_on()
 
     def blame(self, time: Timestamp) -> None:
         """Let what is raised next be reported at `time`, where no callback is at it."""

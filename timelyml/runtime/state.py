@@ -8,7 +8,7 @@ is. Snapshots and migration are built on `export_shard` and `install_shard`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,8 @@ from timelyml.errors import GraphError, InvariantError, StateLimitError
 StateKey = tuple[int, int, str]  # (operator, shard, name)
 DEFAULT_NAME = "state"
 
+ACTIVATIONS_PER_LOOK = 8  # at most: measuring costs as much as there is state
+BATCHES_PER_LOOK = 32  # an activation may take in many
 _ODD_BYTES = 64  # of an object that does not tell its size
 
 
@@ -127,6 +129,35 @@ class StateStore:
             for (owner, _, _), cell in self._cells.items()
             if owner == operator
         )
+
+
+class StateLimit:
+    """Looks now and then whether operators keep too much state on this worker."""
+
+    def __init__(self, store: StateStore, limit_bytes: int) -> None:
+        self._store = store
+        self._limit_bytes = limit_bytes
+        self._looked_at: dict[int, tuple[float, float]] = {}
+
+    def look(self, operator: int, name: str, metrics: Mapping[str, float]) -> None:
+        """Measure an operator's state, if much was done since that was done last.
+
+        Args:
+            operator: Its index.
+            name: Its name.
+            metrics: Its activations and batches so far.
+
+        Raises:
+            StateLimitError: It keeps more than the limit.
+        """
+        activations, batches = metrics["activations"], metrics["batches_in"]
+        before = self._looked_at.get(operator, (0, 0))
+        if (
+            activations - before[0] >= ACTIVATIONS_PER_LOOK
+            or batches - before[1] >= BATCHES_PER_LOOK
+        ):
+            self._looked_at[operator] = activations, batches
+            self._store.check_limit(operator, self._limit_bytes, f"operator {name!r}")
 
 
 def _size_of(value: Any) -> int:

@@ -17,8 +17,8 @@ class Turn(Protocol):
     def now(self) -> float:
         """Seconds by the worker's clock."""
 
-    def is_over(self) -> bool:
-        """Whether the time budget of this turn is used up."""
+    def must_stop(self, operator: int) -> bool:
+        """Whether the time budget of this turn is used up, or the operator blocked."""
 
     def is_blocked(self, operator: int) -> bool:
         """Whether an output of the operator waits for credit."""
