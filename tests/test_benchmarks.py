@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -59,6 +60,17 @@ def test_progress_traffic_reports_real_and_simulated_clusters(capsys):
     for mode in ("broadcast", "accumulator"):
         assert figures[f"{mode}_2_workers"] > 0
         assert figures[f"{mode}_3_workers_simulated.bytes"] > 0
+
+
+def test_more_workers_than_cores_do_the_same_work(capsys):
+    sizes = ["--rounds", "1", "--blocks", "4", "--epochs", "3", "--times", "1", "2"]
+
+    figures = figures_of(capsys, "oversubscribed", *sizes)
+
+    cores = len(os.sched_getaffinity(0))
+    for workers in (cores, 2 * cores):
+        assert figures[f"sum_by_key_{workers}_workers_s"] > 0
+        assert figures[f"epoch_{workers}_workers_ms.ratio_by_worker"] > 0
 
 
 def test_bytewax_peers_report_both_engines_on_the_same_work(capsys):

@@ -30,8 +30,10 @@ def flow_of(fn, data=range(4), num_shards=2):
     return flow.build()
 
 
-def process_ids(cluster):
-    graph = flow_of(lambda x: (x % 2, os.getpid()))
+def process_ids(cluster, num_workers=2):
+    """By worker, as shards are spread in turns."""
+    shards = range(num_workers)
+    graph = flow_of(lambda x: (x, os.getpid()), data=shards, num_shards=num_workers)
     return dict(sorted(cluster.run(graph, timeout_s=TIMEOUT_S)["out"]))
 
 
@@ -344,22 +346,50 @@ def test_refused_frames_are_counted_in_the_metrics_of_whoever_refused_them():
     assert metrics["controller"]["frames_refused"] == {"magic": 1}
 
 
-def test_idle_workers_and_driver_use_hardly_any_cpu():
-    def used():
-        total = 0
-        for process_id in [os.getpid(), *ids]:
-            with contextlib.suppress(FileNotFoundError):
-                stat = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2]
-                total += sum(map(int, stat.split()[11:13]))
-        return total / os.sysconf("SC_CLK_TCK")
+def cpu_seconds(process_ids):
+    """What processes have used so far, those that are gone left out."""
+    total = 0
+    for process_id in process_ids:
+        with contextlib.suppress(FileNotFoundError):
+            stat = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2]
+            total += sum(map(int, stat.split()[11:13]))
+    return total / os.sysconf("SC_CLK_TCK")
 
+
+def test_idle_workers_and_driver_use_hardly_any_cpu():
     with Cluster(2) as cluster:
-        ids = set(process_ids(cluster).values())
+        ids = [os.getpid(), *process_ids(cluster).values()]
         flow = Dataflow()
         flow.input("in").collect()
         with cluster.start(flow.build()) as run:
             run.input("in").flush()
-            began, before = time.monotonic(), used()
+            began, before = time.monotonic(), cpu_seconds(ids)
             threading.Event().wait(2.0)
-            share = (used() - before) / (time.monotonic() - began)
+            share = (cpu_seconds(ids) - before) / (time.monotonic() - began)
     assert share < 0.06  # 2% for each of three processes
+
+
+def test_workers_that_wait_for_another_leave_it_the_cores():
+    """More workers than cores: those with nothing to do must not look for work."""
+
+    def compute(shard, delivery):
+        if delivery.time == 0:  # until all have come
+            return
+        until = time.process_time() + 1.0
+        while time.process_time() < until:
+            pass
+
+    num_workers = 2 * len(os.sched_getaffinity(0))
+    flow = Dataflow()
+    numbers = flow.input("in").exchange(lambda n: 0).unary(compute)
+    numbers.broadcast().probe("seen")
+    with Cluster(num_workers) as cluster:
+        ids = process_ids(cluster, num_workers)
+        with cluster.start(flow.build()) as run:
+            for epoch in range(2):
+                before = cpu_seconds(ids.values())
+                run.input("in").send([epoch])
+                run.input("in").advance_to(epoch + 1)
+                run.probe("seen").wait_until(epoch, TIMEOUT_S)
+            used = cpu_seconds(ids.values()) - before
+    assert 1.0 <= used < 1.5
