@@ -418,12 +418,12 @@ def test_another_client_has_its_own_handles_and_leaves_nothing_behind(client):
         jit(lambda x: x, slice=mine)(x)
     mine.close()
     number = other._number
-    assert core.buffers.of_client(number)
+    assert core.buffers.directory.of_client(number)
     other.close()
     with pytest.raises(Exception, match="closed"):
         np.asarray(f(x))
 
-    assert not core.buffers.of_client(number)
+    assert not core.buffers.directory.of_client(number)
     assert slice_.name not in core.slices
 
 
@@ -431,7 +431,7 @@ def test_dropped_handles_free_their_buffers(client, make_slice):
     core = client._link._service._core
     slice_ = make_slice(1)
     f = jit(lambda x: x + 1, slice=slice_)
-    before = len(core.buffers)
+    before = len(core.buffers.directory)
     x = np.float32(0)
     for _ in range(600):
         x = f(x)
@@ -441,7 +441,7 @@ def test_dropped_handles_free_their_buffers(client, make_slice):
     client._flush_released()
     client.slice({"data": 1}).close()  # an answer that comes after all of that
 
-    assert len(core.buffers) <= before
+    assert len(core.buffers.directory) <= before
 
 
 def test_what_nobody_understands_ends_the_client_that_said_it_and_no_other(

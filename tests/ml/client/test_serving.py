@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 from tests.ml.client.test_failures import SOON_S, TIMEOUT_S
 from timelyml import ml
 from timelyml.errors import ConfigError, PeerError
+from timelyml.ml.store import NOBODY
 from timelyml.testing.leftovers import Leftovers, eventually
 
 CLIENT = """
@@ -68,15 +69,13 @@ def test_what_a_client_had_goes_with_it_however_it_ends(server, end):
         theirs = start(server, end)
         assert theirs.stdout.readline() == "20\n"
         core = core_of(server)
-        (other,) = {record.client for record in core.buffers._records.values()} - {
-            mine._number,
-            0,
-        }
-        assert core.buffers.of_client(other)
+        entries = core.buffers.directory.entries()
+        (other,) = {entry.client for entry in entries} - {mine._number, NOBODY}
+        assert core.buffers.directory.of_client(other)
 
         theirs.communicate("\n", timeout=TIMEOUT_S)
         assert theirs.returncode == (-signal.SIGKILL if "KILL" in end else 0)
-        assert eventually(lambda: not core.buffers.of_client(other), SOON_S)
+        assert eventually(lambda: not core.buffers.directory.of_client(other), SOON_S)
         assert eventually(lambda: core.slices == [slice_.name], SOON_S)
         step = ml.jit(lambda x: x * 2, slice=slice_)
         np.testing.assert_array_equal(step(x), np.full(4, 2.0))

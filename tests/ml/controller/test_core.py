@@ -84,8 +84,9 @@ def random_calls(world, num_calls):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_calls_end_as_they_should_whatever_is_late(seed):
-    world = World(seed)
+@pytest.mark.parametrize("memory_bytes", [4 << 30, 160], ids=["ample", "tight"])
+def test_calls_end_as_they_should_whatever_is_late(seed, memory_bytes):
+    world = World(seed, memory_bytes=memory_bytes)
     expected, live = random_calls(world, 40)
     world.settle()
 
@@ -99,11 +100,16 @@ def test_calls_end_as_they_should_whatever_is_late(seed):
 
     world.release(live)
     world.settle()
-    assert len(world.core.buffers) == 0
+    assert len(world.core.buffers.directory) == 0
     assert len(world.core.calls) == 0
     for host in world.hosts.values():
         left = host.buffers, host.expected, host.prepares, host.exports, host.early
         assert left == ({}, {}, {}, [], {})
+        assert not host.copies
+    ledger = world.core.buffers.memory.ledger
+    used = {*ledger.used_bytes().values(), *ledger.host_bytes().values()}
+    assert used == {0}
+    assert memory_bytes == 160 or not world.num_spilled
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -197,12 +203,12 @@ def test_unknown_buffers_slices_and_computations_fail_only_the_call():
     found = fates(world)
     assert found[good] is None
     assert "'slice-98' is not there" in found[lost]
-    assert "an argument is not there" in found[results[0]]
+    assert "a buffer is not client 1's" in found[results[0]]
     assert "'slice-99' is not there" in found[results[1]]
     assert "is not registered" in found[results[2]]
-    assert "an argument is not there" in found[results[3]]
+    assert "a buffer is not client 1's" in found[results[3]]
     fetched = [each for each in world.heard[1] if isinstance(each, Fetched)]
-    assert "a buffer is not there" in text_of(fetched[0].error)
+    assert "a buffer is not client 1's" in text_of(fetched[0].error)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -221,7 +227,7 @@ def test_a_client_that_leaves_takes_all_that_is_its_own(seed):
     world.flush()
     world.settle()
 
-    assert world.core.buffers.of_client(1) == []
+    assert world.core.buffers.directory.of_client(1) == []
     assert world.core.slices == [theirs.slice]
     assert set(fates(world, 2).values()) == {None}
     assert len(fates(world, 2)) == 60

@@ -15,10 +15,25 @@ import numpy as np
 
 from timelyml.errors import ComputationError
 from timelyml.exchange import CONTROLLER, Lane
-from timelyml.ml.controller import AskSlice, Call, Core, Put, Register, Release
+from timelyml.ml.controller import (
+    AskSlice,
+    Call,
+    Core,
+    Put,
+    Register,
+    Release,
+    SliceGiven,
+)
 from timelyml.ml.controller.records import ToHost
-from timelyml.ml.functions import ArrayType, Computation, LogicalMesh, Settings
+from timelyml.ml.functions import (
+    ArrayType,
+    Computation,
+    LogicalMesh,
+    MemoryNeeds,
+    Settings,
+)
 from timelyml.ml.hosts import (
+    Compiled,
     Done,
     Load,
     Orders,
@@ -27,6 +42,7 @@ from timelyml.ml.hosts import (
     Present,
     Reports,
     SliceMade,
+    Spilled,
 )
 from timelyml.ml.hosts.boxes import size_of
 from timelyml.ml.scheduling import LaunchGate
@@ -34,6 +50,12 @@ from timelyml.runtime.failure import pack_error, unpack_error
 
 DEVICE_NS = 1_000_000  # of every launch
 FLOAT = ArrayType((4,), "float32", 4)
+DEVICES = 2  # of a host
+TEMPORARY_BYTES = 4  # of a launch, on each device
+
+
+def share_of(array_type, spec, num_devices):
+    return array_type.size_bytes // (num_devices if spec else 1)
 
 
 def computation(name, num_args, num_outs, mesh, *, spec=("x",), donated=()):
@@ -69,6 +91,10 @@ class FakeHost:
     running: deque = field(default_factory=deque)
     slices: dict = field(default_factory=dict)
     dropped: set = field(default_factory=set)
+    spills: set = field(default_factory=set)
+    copies: dict = field(default_factory=dict)
+    sizes: dict = field(default_factory=dict)  # number -> slice, bytes on a device
+    taken: set = field(default_factory=set)  # given to a launch, not released yet
 
     def __post_init__(self):
         self.gate = LaunchGate(str(self.index), generation=0)
@@ -79,18 +105,27 @@ class FakeHost:
                 self.slices[body.name] = body
             case Load():
                 assert body.slice in self.slices
+                needs = self.world.needs_of(body.identity)
+                self.tell(Compiled(body.identity, body.slice, needs))
             case Pieces():
                 self.add(body)
             case Orders():
                 self.take_orders(body)
         self.advance()
 
+    def tell(self, body):
+        self.world.send(self.index, CONTROLLER, body, Lane.CONTROL)
+
     def take_orders(self, orders):
+        for number in orders.returns:
+            self.buffers[number] = self.copies.pop(number)
         for expect in orders.expects:
             held = self.world.core._slices[expect.slice].held(
                 expect.spec, expect.type.shape
             )
             boxes = {box for host, box in held if host == self.index}
+            size = share_of(expect.type, expect.spec, len(held))
+            self.sizes[expect.buffer] = expect.slice, size
             self.expected[expect.buffer] = [sum(map(size_of, boxes)), None]
             for pieces in self.early.pop(expect.buffer, []):
                 self.add(pieces)
@@ -99,10 +134,10 @@ class FakeHost:
             self.prepares[prepare.key] = prepare
             self.promised.update(prepare.outs)
         self.exports += orders.exports
-        self.launch(self.gate.admit(orders.tickets))
         for key in orders.forgets:
             self.promised -= set(self.prepares.pop(key).outs)
             self.gate.forget(key)
+        self.spills.update(orders.spills)
         for buffer in orders.releases:
             assert (
                 buffer in self.buffers
@@ -112,7 +147,11 @@ class FakeHost:
             if buffer in self.expected:
                 self.dropped.add(buffer)
             self.buffers.pop(buffer, None)
+            self.copies.pop(buffer, None)
+            self.taken.discard(buffer)
+            self.spills.discard(buffer)
             self.exports = [e for e in self.exports if e.buffer != buffer]
+        self.launch(self.gate.admit(orders.tickets))
         for name in orders.dropped:
             del self.slices[name]
 
@@ -135,14 +174,20 @@ class FakeHost:
             at_hand = all(a in self.buffers or a in self.promised for a in prepare.args)
             if at_hand:
                 self.launch(self.gate.prepare(key))
+        for number in sorted(self.spills & self.buffers.keys()):
+            assert not self.is_running(number)
+            self.spills.discard(number)
+            self.copies[number] = self.buffers.pop(number)
+            self.tell(Spilled((number,)))
+        there = self.buffers | self.copies
         for export in list(self.exports):
-            if export.buffer in self.buffers and not self.is_running(export.buffer):
+            if export.buffer in there and not self.is_running(export.buffer):
                 self.exports.remove(export)
                 pieces = tuple(
                     Piece(tuple(a for a, _ in box), np.zeros([b - a for a, b in box]))
                     for box in export.boxes
                 )
-                error = self.buffers[export.buffer]
+                error = there[export.buffer]
                 self.world.send(
                     self.index,
                     export.peer,
@@ -150,8 +195,20 @@ class FakeHost:
                     Lane.BULK,
                 )
 
+    def used_bytes(self):
+        """What is taken of each device: by what is there or coming, and by launches."""
+        used = dict.fromkeys(range(DEVICES), 0)
+        there = self.buffers.keys() | self.expected.keys()
+        for slice_, size in [self.sizes[n] for n in there - self.taken] + [
+            scratch for _, _, _, scratch in self.running
+        ]:
+            for host, index in self.world.devices[slice_]:
+                if host == self.index:
+                    used[index] += size
+        return max(used.values())
+
     def is_running(self, buffer):
-        return any(buffer in prepare.outs for _, prepare, _ in self.running)
+        return any(buffer in prepare.outs for _, prepare, *_ in self.running)
 
     def launch(self, tickets):
         for ticket in tickets:
@@ -163,30 +220,45 @@ class FakeHost:
             for position in donated - set(prepare.copied):
                 arg = prepare.args[position]
                 assert not any(e.buffer == arg for e in self.exports), "taken too soon"
-            for out in prepare.outs:
+                self.taken.add(arg)
+            made = self.world.computations[prepare.computation]
+            for out, of, spec in zip(
+                prepare.outs, made.out_types, made.out_specs, strict=True
+            ):
                 self.promised.discard(out)
                 self.buffers[out] = error
-            self.running.append((ticket.sequence, prepare, error))
+                size = share_of(of, spec, made.mesh.size)
+                self.sizes[out] = prepare.slice, size
+            copied = [self.sizes[prepare.args[each]][1] for each in prepare.copied]
+            scratch = prepare.slice, TEMPORARY_BYTES + sum(copied)
+            self.running.append((ticket.sequence, prepare, error, scratch))
 
     def finish(self):
-        sequence, prepare, error = self.running.popleft()
+        sequence, prepare, error, _ = self.running.popleft()
         error = error or self.world.failures.get(prepare.computation)
         for out in prepare.outs:
             if out in self.buffers:
                 self.buffers[out] = error
         self.launch(self.gate.finish(sequence))
-        done = Done(sequence, DEVICE_NS, error, ())
-        self.world.send(self.index, CONTROLLER, Reports((done,)), Lane.CONTROL)
+        self.tell(Reports((Done(sequence, DEVICE_NS, error, ()),)))
         self.advance()
 
 
 class World:
     """Islands of hosts with two devices each, and clients that hear of everything."""
 
-    def __init__(self, seed=0, islands=None, num_clients=1, weights=(), policy=None):
+    def __init__(
+        self,
+        seed=0,
+        islands=None,
+        num_clients=1,
+        weights=(),
+        policy=None,
+        **memory,
+    ):
         self.rng = random.Random(seed)
         self.islands = islands or {"a": [0, 1], "b": [2]}
-        self.core = Core(self.islands, policy=policy)
+        self.core = Core(self.islands, policy=policy, **memory)
         self.hosts = {
             host: FakeHost(host, self)
             for hosts in self.islands.values()
@@ -201,9 +273,20 @@ class World:
             weight = weights[client - 1] if weights else 1
             self.core.join(client, weight=weight)
         for host in self.hosts:
-            self.core.heard(host, Present("cpu", "cpu", 2), 0.0)
+            self.core.heard(host, Present("cpu", "cpu", DEVICES), 0.0)
         self.next_buffer = 0
+        self.memory_bytes = memory.get("memory_bytes", 4 << 30)
+        self.devices = {}  # of each slice
+        self.num_spilled = 0
         self.settle()
+
+    def needs_of(self, identity):
+        made = self.computations[identity]
+        shares = [
+            share_of(of, spec, made.mesh.size)
+            for of, spec in zip(made.out_types, made.out_specs, strict=True)
+        ]
+        return MemoryNeeds(0, sum(shares), 0, TEMPORARY_BYTES)
 
     def donated(self, prepare):
         return set(self.computations[prepare.computation].donated)
@@ -218,9 +301,13 @@ class World:
     def flush(self):
         for effect in self.core.flush():
             if isinstance(effect, ToHost):
+                if isinstance(effect.body, Orders):
+                    self.num_spilled += len(effect.body.spills)
                 assert effect.host not in self.dead
                 self.send(CONTROLLER, effect.host, effect.body, effect.lane)
             else:
+                if isinstance(effect.body, SliceGiven):
+                    self.devices[effect.body.slice] = effect.body.devices
                 self.heard[effect.client].append(effect.body)
 
     def act(self):
@@ -244,6 +331,8 @@ class World:
                 self.hosts[receiver].take(body)
         else:
             self.rng.choice(running).finish()
+        for host in self.hosts.values():
+            assert host.used_bytes() <= self.memory_bytes
         return True
 
     def settle(self):

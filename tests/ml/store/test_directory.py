@@ -4,146 +4,194 @@ from __future__ import annotations
 
 import pytest
 
-from timelyml.errors import BufferLostError, HandleError, OperatorError
-from timelyml.ml.store import Buffer, BufferState, Delete, Directory, Handle, Known
+from tests.ml.store.test_ledger import buffer
+from timelyml.errors import HandleError
+from timelyml.ml.store import NOBODY, BufferState, Delete, Directory, Known
+
+ME, YOU = 1, 2
 
 
-def promised(directory, client="me", number=1):
-    handle = Handle(client, number)
-    directory.promise(client, [Buffer(handle, "slice", 8, "f(x)")])
-    return handle
+def promised(directory, client=ME, count=1):
+    made = buffer(count + 1000 * client, 8, "slice")
+    directory.promise(client, made)
+    return made.number
 
 
-def ready(directory, client="me", number=1):
-    handle = promised(directory, client, number)
-    directory.ready([handle])
-    return handle
+def ready(directory, client=ME, count=1):
+    number = promised(directory, client, count)
+    directory.ready([number])
+    return number
+
+
+def deleted(effects):
+    assert all(isinstance(effect, Delete) for effect in effects)
+    return [effect.buffer.number for effect in effects]
 
 
 def test_a_buffer_goes_with_the_last_who_can_ask_for_it():
     directory = Directory()
-    handle = ready(directory)
-    directory.use("me", [handle])
-    assert directory.drop("me", [handle]) == []
-    assert directory.unuse([handle]) == [Delete(handle)]
-    assert handle not in directory
+    number = ready(directory)
+    entry = directory.readable(ME, number)
+    directory.use(entry)
+    assert directory.drop(ME, [number]) == []
+    assert deleted(directory.unuse(entry)) == [number]
+    assert number not in directory
 
 
 def test_a_client_hears_of_a_value_once_also_if_it_asked_before():
     directory = Directory()
-    handle = promised(directory)
-    assert directory.wait("me", handle) == []
-    assert directory.ready([handle]) == [Known("me", handle)]
-    assert directory.ready([handle]) == []
-    assert directory.wait("me", handle) == [Known("me", handle)]
+    number = promised(directory)
+    assert directory.wait(ME, number) == []
+    assert directory.ready([number]) == [Known(ME, number)]
+    assert directory.ready([number]) == []
+    assert directory.wait(ME, number) == [Known(ME, number)]
 
 
 def test_a_failure_is_told_to_all_who_wait_and_to_those_who_ask_later():
     directory = Directory()
-    handle = promised(directory)
-    directory.wait("me", handle)
-    error = OperatorError("computation 'f' failed")
-    assert directory.fail([handle], error) == [Known("me", handle, error)]
-    assert directory.wait("me", handle) == [Known("me", handle, error)]
-    assert directory.error_of([handle]) is error
-    assert directory.ready([handle]) == []
+    number = promised(directory)
+    directory.wait(ME, number)
+    assert directory.fail([number], b"why") == [Known(ME, number, b"why")]
+    assert directory.wait(ME, number) == [Known(ME, number, b"why")]
+    assert directory.ready([number]) == []
+    assert directory.get(number).state is BufferState.FAILED
 
 
 def test_only_a_buffers_holder_can_use_it():
     directory = Directory()
-    handle = ready(directory)
+    number = ready(directory)
     for attempt in (
-        lambda: directory.use("you", [handle]),
-        lambda: directory.wait("you", handle),
-        lambda: directory.publish("you", "name", [handle], "*"),
-        lambda: directory.use("me", [handle, Handle("me", 99)]),
+        lambda: directory.readable(YOU, number),
+        lambda: directory.wait(YOU, number),
+        lambda: directory.publish(YOU, "name", [number], b"*"),
+        lambda: directory.publish(ME, "name", [number, 99], b"*"),
     ):
-        with pytest.raises(HandleError, match="is not client"):
+        with pytest.raises(HandleError, match=r"a buffer is not client \d's"):
             attempt()
-    assert directory.drop("me", [handle]) == [Delete(handle)]  # no use was counted
+    assert directory.drop(YOU, [number]) == []
+    assert deleted(directory.drop(ME, [number])) == [number]  # no name was given
 
 
-def test_a_donated_buffer_is_dead_at_once():
+def test_what_is_given_up_is_gone_for_its_client_at_once():
     directory = Directory()
-    handle = ready(directory)
-    directory.use("me", [handle], donated=[handle])
-    with pytest.raises(HandleError, match=r"me/1 \(f\(x\)\) was donated"):
-        directory.use("me", [handle])
-    with pytest.raises(HandleError, match="was donated"):
-        directory.wait("me", handle)
+    number = ready(directory)
+    entry = directory.readable(ME, number)
+    directory.use(entry)
+    assert directory.give_up(ME, number) == []
+    with pytest.raises(HandleError, match="gave away"):
+        directory.readable(ME, number)
+    assert directory.give_up(ME, number) == []
+    assert deleted(directory.unuse(entry)) == [number]
 
 
 def test_a_buffer_that_others_hold_may_not_be_donated():
     directory = Directory()
-    mine, shown, used = (ready(directory, number=n) for n in range(3))
-    directory.publish("me", "shown", [shown], "*")
-    directory.use("me", [used])
-    assert directory.may_donate("me", mine)
-    assert not directory.may_donate("me", shown)
-    assert not directory.may_donate("me", used)
+    entries = [directory.get(ready(directory, count=count)) for count in range(4)]
+    _, shown, opened, exported = entries
+    directory.publish(ME, "shown", [shown.buffer.number], b"*")
+    directory.publish(ME, "opened", [opened.buffer.number], b"*")
+    directory.open(YOU, "opened")
+    directory.unpublish("opened")
+    directory.use(exported, is_exported=True)
+    may = [directory.may_donate(ME, entry) for entry in entries]
+    assert may == [True, False, False, False]
+    directory.unuse(exported, is_exported=True)
+    directory.leave(YOU)
+    assert directory.may_donate(ME, exported)
+    assert directory.may_donate(ME, opened)
 
 
 def test_what_a_client_published_outlives_it():
     directory = Directory()
-    kept, own = ready(directory, number=1), ready(directory, number=2)
-    directory.publish("me", "weights", [kept], "{'w': *}")
-    assert directory.leave("me") == [Delete(own)]
-    assert directory.open("you", "weights") == ((kept,), "{'w': *}")
+    kept, own = ready(directory, count=1), ready(directory, count=2)
+    directory.publish(ME, "weights", [kept], b"{'w': *}")
+    assert deleted(directory.leave(ME)) == [own]
+    assert directory.get(kept).owner == NOBODY
+    assert directory.open(YOU, "weights") == ((kept,), b"{'w': *}")
     assert directory.unpublish("weights") == []
-    assert directory.leave("you") == [Delete(kept)]
+    assert directory.get(kept).owner == YOU
+    assert deleted(directory.leave(YOU)) == [kept]
 
 
 def test_a_client_that_opened_a_buffer_keeps_it_when_others_go():
     directory = Directory()
-    handle = ready(directory)
-    directory.publish("me", "weights", [handle], "*")
-    directory.open("you", "weights")
-    directory.leave("me")
+    number = ready(directory)
+    directory.publish(ME, "weights", [number], b"*")
+    directory.open(YOU, "weights")
+    directory.leave(ME)
     directory.unpublish("weights")
-    directory.use("you", [handle])
-    (line,) = directory.listing()
-    assert (line.holders, line.names, line.num_uses) == (("you",), (), 1)
+    (entry,) = directory.entries()
+    assert directory.readable(YOU, number) is entry
+    assert (entry.holders, entry.names, entry.num_references) == ({YOU: 1}, set(), 1)
+
+
+def test_a_buffer_is_held_as_often_as_it_was_given():
+    directory = Directory()
+    number = ready(directory)
+    directory.publish(ME, "twice", [number, number], b"*")
+    directory.open(YOU, "twice")
+    directory.unpublish("twice")
+    directory.leave(ME)
+    assert directory.drop(YOU, [number]) == []
+    assert deleted(directory.drop(YOU, [number, number])) == [number]
 
 
 def test_names_are_published_once_and_known():
     directory = Directory()
-    handle = ready(directory)
-    directory.publish("me", "weights", [handle], "*")
+    number = ready(directory)
+    directory.publish(ME, "weights", [number], b"*")
+    assert directory.is_published("weights")
     with pytest.raises(HandleError, match="'weights' is published already"):
-        directory.publish("me", "weights", [handle], "*")
-    with pytest.raises(HandleError, match=r"not published.*one of \['weights'\]"):
-        directory.open("you", "weight")
+        directory.publish(ME, "weights", [number], b"*")
+    for attempt in (
+        lambda: directory.open(YOU, "weight"),
+        lambda: directory.unpublish("w"),
+    ):
+        with pytest.raises(HandleError, match=r"not published.*one of \['weights'\]"):
+            attempt()
 
 
-def test_a_handle_is_promised_once():
+def test_a_number_is_promised_once():
     directory = Directory()
     promised(directory)
     with pytest.raises(HandleError, match="is there already"):
         promised(directory)
 
 
-def test_lost_buffers_are_reported_by_name():
+def test_what_is_lost_is_told_to_all_who_hold_it_unless_they_know_of_worse():
     directory = Directory()
-    there, failed = ready(directory, number=1), promised(directory, number=2)
-    directory.fail([failed], OperatorError("f failed"))
-    directory.wait("me", there)
-    directory.lose(directory.on("slice"), "host h0 died")
-    known = directory.wait("me", there)
-    assert isinstance(known[0].error, BufferLostError)
-    assert str(known[0].error).startswith(
-        "buffer me/1 (f(x)) is lost; got host h0 died"
-    )
-    assert isinstance(directory.error_of([failed]), OperatorError)
-    states = [line.state for line in directory.listing()]
-    assert states == [BufferState.LOST, BufferState.FAILED]
+    there, failed = ready(directory, count=1), promised(directory, count=2)
+    directory.fail([failed], b"f failed")
+    directory.publish(ME, "shown", [there], b"*")
+    directory.open(YOU, "shown")
+    (entry, _) = directory.on("slice")
+    assert entry.buffer.number == there
+    assert directory.lose(there, b"gone") == [
+        Known(ME, there, b"gone"),
+        Known(YOU, there, b"gone"),
+    ]
+    assert directory.lose(failed, b"gone") == []
+    assert directory.get(failed).error == b"f failed"
 
 
 def test_all_of_a_client_goes_with_it():
     directory = Directory()
-    handles = [promised(directory, number=n) for n in range(3)]
-    directory.use("me", handles[:1])
-    yours = ready(directory, client="you")
-    assert directory.leave("me") == [Delete(handle) for handle in handles[1:]]
-    assert directory.unuse(handles[:1]) == [Delete(handles[0])]
+    numbers = [promised(directory, count=count) for count in range(3)]
+    entry = directory.get(numbers[0])
+    directory.use(entry)
+    yours = ready(directory, client=YOU)
+    assert directory.of_client(ME) == numbers
+    assert deleted(directory.leave(ME)) == numbers[1:]
+    assert directory.of_client(ME) == []
+    assert deleted(directory.unuse(entry)) == numbers[:1]
     assert yours in directory
-    assert directory.leave("nobody") == []
+    assert directory.leave(3) == []
+
+
+def test_what_only_a_call_needs_has_no_holder():
+    directory = Directory()
+    made = buffer(5, 8, "slice")
+    entry = directory.promise(NOBODY, made, "call 7")
+    directory.use(entry)
+    assert (entry.owner, entry.producer, entry.num_references) == (NOBODY, "call 7", 1)
+    assert deleted(directory.unuse(entry)) == [made.number]

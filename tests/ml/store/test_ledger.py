@@ -5,37 +5,47 @@ from __future__ import annotations
 import pytest
 
 from timelyml.errors import InvariantError
+from timelyml.ml.functions import ArrayType
 from timelyml.ml.store import (
+    CLIENT_BITS,
     Admit,
     Buffer,
     Claim,
-    Handle,
     Ledger,
     Refuse,
     Spill,
     Vacant,
 )
 
-
-def buffer(number, size_bytes, placement="all"):
-    return Buffer(Handle("me", number), placement, size_bytes, f"x{number}")
+ME = 1
 
 
-def ledger_of(capacity=100, **placements):
+def buffer(count, size_bytes, placement="all"):
+    of = ArrayType((size_bytes,), "int8", 1)
+    number = (ME << CLIENT_BITS) + count
+    return Buffer(number, placement, of, (), size_bytes, size_bytes, f"x{count}")
+
+
+def number_of(count):
+    return buffer(count, 1).number
+
+
+def ledger_of(capacity=100, host_bytes=None, **placements):
     ledger = Ledger()
     ledger.add_devices(["d0", "d1"], capacity)
-    ledger.place("all", ["d0", "d1"])
+    ledger.add_hosts(["h"], host_bytes)
+    ledger.place("all", ["d0", "d1"], ["h"])
     for name, devices in placements.items():
-        ledger.place(name, devices)
+        ledger.place(name, devices, ["h"])
     return ledger
 
 
 def claim(program, *, reads=(), makes=(), scratch=0, donated=(), placement="all"):
     return Claim(
-        "me",
+        ME,
         program,
-        tuple(each.handle for each in reads),
-        tuple(each.handle for each in donated),
+        tuple(each.number for each in reads),
+        tuple(each.number for each in donated),
         tuple(makes),
         {placement: scratch} if scratch else {},
     )
@@ -49,9 +59,7 @@ def put(ledger, each):
 
 def test_a_program_is_admitted_by_its_peak_and_leaves_its_outputs():
     ledger = ledger_of()
-    assert ledger.request(claim("p", makes=[buffer(1, 30)], scratch=70)) == [
-        Admit("me", "p")
-    ]
+    assert ledger.request(claim("p", makes=[buffer(1, 30)], scratch=70)) == [Admit("p")]
     assert ledger.used_bytes() == {"d0": 100, "d1": 100}
     ledger.finished("p")
     assert ledger.used_bytes() == {"d0": 30, "d1": 30}
@@ -63,7 +71,7 @@ def test_programs_wait_for_those_that_run_in_the_order_they_came():
     assert ledger.request(claim("large", scratch=50)) == []
     assert ledger.request(claim("small", scratch=10)) == []  # would fit, but is later
     assert ledger.waiting() == {"large": "memory on all", "small": "memory on all"}
-    assert ledger.finished("first") == [Admit("me", "large"), Admit("me", "small")]
+    assert ledger.finished("first") == [Admit("large"), Admit("small")]
 
 
 def test_programs_on_other_devices_do_not_wait():
@@ -71,7 +79,7 @@ def test_programs_on_other_devices_do_not_wait():
     ledger.request(claim("first", scratch=60, placement="left"))
     ledger.request(claim("second", scratch=60, placement="left"))
     (admitted,) = ledger.request(claim("third", scratch=60, placement="right"))
-    assert admitted == Admit("me", "third")
+    assert admitted == Admit("third")
 
 
 def test_idle_buffers_are_spilled_least_recently_used_first_and_no_more_than_needed():
@@ -81,21 +89,18 @@ def test_idle_buffers_are_spilled_least_recently_used_first_and_no_more_than_nee
     ledger.request(claim("use 0", reads=[buffer(0, 25)]))
     ledger.finished("use 0")
     effects = ledger.request(claim("p", scratch=40))
-    assert effects == [
-        Spill(Handle("me", 1), "all"),
-        Spill(Handle("me", 2), "all"),
-    ]
-    assert ledger.spilled(Handle("me", 1)) == []
-    assert ledger.spilled(Handle("me", 2)) == [Admit("me", "p")]
+    assert effects == [Spill(buffer(1, 25)), Spill(buffer(2, 25))]
+    assert ledger.spilled(number_of(1)) == []
+    assert ledger.spilled(number_of(2)) == [Admit("p")]
 
 
 def test_a_spilled_buffer_comes_back_when_it_is_read():
     ledger = ledger_of()
     put(ledger, buffer(1, 60))
     ledger.request(claim("p", scratch=60))
-    ledger.spilled(Handle("me", 1))
+    ledger.spilled(number_of(1))
     assert ledger.request(claim("q", reads=[buffer(1, 60)])) == []
-    assert ledger.finished("p") == [Admit("me", "q", (Handle("me", 1),))]
+    assert ledger.finished("p") == [Admit("q", (buffer(1, 60),))]
     assert ledger.used_bytes() == {"d0": 60, "d1": 60}
 
 
@@ -105,7 +110,7 @@ def test_a_buffer_on_its_way_to_the_host_is_not_used_before_it_is_there():
     (spill,) = ledger.request(claim("p", scratch=60))
     ledger.withdraw("p")
     assert ledger.request(claim("q", reads=[buffer(1, 60)])) == []
-    assert ledger.spilled(spill.handle) == [Admit("me", "q", (spill.handle,))]
+    assert ledger.spilled(spill.buffer.number) == [Admit("q", (spill.buffer,))]
 
 
 def test_what_an_admitted_program_reads_is_not_spilled():
@@ -113,7 +118,7 @@ def test_what_an_admitted_program_reads_is_not_spilled():
     put(ledger, buffer(1, 60))
     ledger.request(claim("p", reads=[buffer(1, 60)]))
     assert ledger.request(claim("q", scratch=60)) == []
-    assert ledger.finished("p") == [Spill(Handle("me", 1), "all")]
+    assert ledger.finished("p") == [Spill(buffer(1, 60))]
 
 
 def test_a_program_may_read_what_a_waiting_one_will_make():
@@ -122,7 +127,7 @@ def test_a_program_may_read_what_a_waiting_one_will_make():
     made = buffer(1, 20)
     ledger.request(claim("maker", makes=[made]))
     ledger.request(claim("reader", reads=[made], scratch=10))
-    assert ledger.finished("running") == [Admit("me", "maker"), Admit("me", "reader")]
+    assert ledger.finished("running") == [Admit("maker"), Admit("reader")]
 
 
 def test_donated_memory_is_the_programs_own():
@@ -131,7 +136,7 @@ def test_donated_memory_is_the_programs_own():
     step = claim(
         "step", reads=[buffer(1, 60)], donated=[buffer(1, 60)], makes=[buffer(2, 60)]
     )
-    assert ledger.request(step) == [Admit("me", "step")]
+    assert ledger.request(step) == [Admit("step")]
     assert ledger.used_bytes() == {"d0": 60, "d1": 60}
     ledger.finished("step")
     assert ledger.used_bytes() == {"d0": 60, "d1": 60}
@@ -150,13 +155,16 @@ def test_what_can_never_fit_is_refused_at_once_naming_what_holds_memory(where):
     assert isinstance(refused, Refuse)
     assert refused.error.limit_bytes == 100
     assert refused.error.needed_bytes == 101
-    assert refused.error.holders == (["me/1 (x1)"] if where == "arguments" else [])
+    held = ["1/1 (x1): int8[60], 60 bytes"] if where == "arguments" else []
+    assert refused.error.holders == held
+    assert "program p of client 1 can never fit" in str(refused.error)
+    assert all(each in str(refused.error) for each in held)
     assert ledger.waiting() == {}
 
 
 def test_needs_on_overlapping_placements_add_up():
     ledger = ledger_of(one=["d1"])
-    both = Claim("me", "p", scratch_bytes={"all": 60, "one": 60})
+    both = Claim(ME, "p", scratch_bytes={"all": 60, "one": 60})
     (refused,) = ledger.request(both)
     assert refused.error.needed_bytes == 120
 
@@ -165,7 +173,7 @@ def test_a_buffer_that_nobody_wants_goes_when_its_last_program_ends():
     ledger = ledger_of()
     put(ledger, buffer(1, 60))
     ledger.request(claim("p", reads=[buffer(1, 60)]))
-    ledger.free(Handle("me", 1))
+    ledger.free(number_of(1))
     assert ledger.used_bytes()["d0"] == 60
     ledger.finished("p")
     assert ledger.used_bytes()["d0"] == 0
@@ -176,8 +184,8 @@ def test_a_buffer_that_a_waiting_program_will_read_is_not_let_go():
     put(ledger, buffer(1, 10))
     ledger.request(claim("running", scratch=80))
     ledger.request(claim("reader", reads=[buffer(1, 10)], scratch=50))
-    ledger.free(Handle("me", 1))
-    assert ledger.finished("running") == [Admit("me", "reader")]
+    ledger.free(number_of(1))
+    assert ledger.finished("running") == [Admit("reader")]
     ledger.finished("reader")
     assert ledger.used_bytes()["d0"] == 0
 
@@ -193,40 +201,82 @@ def test_a_placement_moves_once_nothing_is_left_there():
     ledger = ledger_of(home=["d0"])
     put(ledger, buffer(1, 10, "home"))
     ledger.request(claim("p", makes=[buffer(2, 10, "home")], placement="home"))
-    assert ledger.hold("home") == [Spill(Handle("me", 1), "home")]
+    assert ledger.hold("home") == [Spill(buffer(1, 10, "home"))]
     assert ledger.request(claim("q", scratch=1, placement="home")) == []
-    assert ledger.spilled(Handle("me", 1)) == []
-    assert ledger.finished("p") == [Spill(Handle("me", 2), "home")]
+    assert ledger.spilled(number_of(1)) == []
+    assert ledger.finished("p") == [Spill(buffer(2, 10, "home"))]
     with pytest.raises(InvariantError, match="cannot move"):
         ledger.move("home", ["d1"])
-    assert ledger.spilled(Handle("me", 2)) == [Vacant("home")]
-    assert ledger.move("home", ["d1"]) == [Admit("me", "q")]
+    assert ledger.spilled(number_of(2)) == [Vacant("home")]
+    assert ledger.move("home", ["d1"]) == [Admit("q")]
     ledger.request(claim("r", reads=[buffer(1, 10, "home")]))
     assert ledger.used_bytes() == {"d0": 0, "d1": 11}
 
 
-def test_what_was_only_on_dead_devices_is_named():
+def test_what_lay_on_hosts_that_died_is_named_and_takes_nothing_any_more():
     ledger = ledger_of(home=["d0"])
     put(ledger, buffer(1, 50, "home"))
     ledger.request(claim("p", scratch=60, placement="home"))
-    ledger.spilled(Handle("me", 1))
+    ledger.spilled(number_of(1))
     ledger.finished("p")
     put(ledger, buffer(2, 30, "home"))
-    ledger.request(claim("read", reads=[buffer(1, 50, "home")]))
-    assert ledger.lose("home") == [Handle("me", 2)]
-    assert ledger.used_bytes()["d0"] == 0
-    ledger.move("home", ["d1"])
-    assert ledger.request(claim("again", reads=[buffer(1, 50, "home")])) == [
-        Admit("me", "again", (Handle("me", 1),))
-    ]
+    ledger.request(claim("running", makes=[buffer(3, 10, "home")]))
+    assert sorted(ledger.lose("home")) == [number_of(1), number_of(2)]
+    assert ledger.finished("running") == []
+    assert ledger.used_bytes()["d0"] == ledger.host_bytes()["h"] == 0
+    assert ledger.request(claim("late", scratch=1, placement="home")) == []
+    assert ledger.withdraw("late") == []
+    ledger.unplace("home")
+
+
+def test_what_ends_by_itself_is_not_spilled_for():
+    ledger = ledger_of()
+    put(ledger, buffer(1, 40))
+    ledger.request(claim("running", scratch=50))
+    assert ledger.request(claim("next", scratch=50)) == []
+    assert ledger.finished("running") == [Admit("next")]
+
+
+def test_spilled_buffers_take_host_memory_until_they_return():
+    ledger = ledger_of(host_bytes=70)
+    put(ledger, buffer(1, 60))
+    ledger.request(claim("p", scratch=60))
+    assert ledger.host_bytes() == {"h": 60}
+    assert ledger.where(number_of(1)) == (True, True)
+    ledger.spilled(number_of(1))
+    assert ledger.where(number_of(1)) == (False, True)
+    ledger.finished("p")
+    ledger.request(claim("q", reads=[buffer(1, 60)]))
+    assert ledger.host_bytes() == {"h": 0}
+    assert ledger.where(number_of(1)) == (True, False)
+
+
+def test_what_finds_no_room_on_the_host_either_fails_naming_who_holds_memory():
+    ledger = ledger_of(host_bytes=50)
+    put(ledger, buffer(1, 60))
+    put(ledger, buffer(2, 30))
+    (refused,) = ledger.request(claim("p", scratch=80))[1:]
+    assert isinstance(refused, Refuse)
+    assert refused.error.holders == [str(buffer(1, 60)), str(buffer(2, 30))]
+    assert "1/1 (x1): int8[60], 60 bytes" in str(refused.error)
+    assert ledger.waiting() == {}
+
+
+def test_a_program_that_the_host_has_no_room_for_waits_for_those_that_run():
+    ledger = ledger_of(host_bytes=0)
+    put(ledger, buffer(1, 30))
+    ledger.request(claim("running", makes=[buffer(2, 30)]))
+    assert ledger.request(claim("p", scratch=60)) == []
+    ledger.free(number_of(2))
+    assert ledger.finished("running") == [Admit("p")]
 
 
 def test_a_placement_with_buffers_cannot_be_forgotten():
     ledger = ledger_of(home=["d0"])
     put(ledger, buffer(1, 10, "home"))
-    with pytest.raises(InvariantError, match=r"got buffers \['me/1 \(x1\)'\]"):
+    with pytest.raises(InvariantError, match=r"got buffers \['1/1 \(x1\): "):
         ledger.unplace("home")
-    ledger.free(Handle("me", 1))
+    ledger.free(number_of(1))
     ledger.unplace("home")
 
 
@@ -234,6 +284,7 @@ def test_a_slice_of_thousands_of_devices_costs_as_little_as_one():
     ledger = Ledger()
     devices = [f"d{index}" for index in range(4096)]
     ledger.add_devices(devices, 100)
-    ledger.place("all", devices)
-    ledger.place("half", devices[:2048])
-    assert len(ledger._accounts) == 2
+    ledger.add_hosts(["h"], None)
+    ledger.place("all", devices, ["h"])
+    ledger.place("half", devices[:2048], ["h"])
+    assert len(ledger._live.devices) == 2

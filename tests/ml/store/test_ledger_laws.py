@@ -12,7 +12,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from timelyml.ml.store import Admit, Buffer, Claim, Handle, Ledger, Refuse, Spill
+from tests.ml.store.test_ledger import ME, buffer
+from timelyml.ml.store import Admit, Claim, Ledger, Refuse, Spill
 
 CAPACITY = 100
 PLACEMENTS = {"all": {"d0", "d1", "d2"}, "left": {"d0", "d1"}, "right": {"d2"}}
@@ -21,39 +22,71 @@ PLACEMENTS = {"all": {"d0", "d1", "d2"}, "left": {"d0", "d1"}, "right": {"d2"}}
 class Histories(RuleBasedStateMachine):
     """Programs come, run and end; what the ledger says is followed independently."""
 
-    @initialize()
-    def start(self):
+    @initialize(host_bytes=st.sampled_from([None, 30, 60]))
+    def start(self, host_bytes):
+        self.host_bytes = host_bytes
         self.ledger = Ledger()
         self.ledger.add_devices(PLACEMENTS["all"], CAPACITY)
+        self.ledger.add_hosts(["h"], host_bytes)
         for name, devices in PLACEMENTS.items():
-            self.ledger.place(name, devices)
-        self.buffers = {}  # handle: buffer, of all that anybody can ask for
+            self.ledger.place(name, devices, ["h"])
+        self.buffers = {}  # by number, all that anybody can ask for
         self.on_device = set()
         self.on_host = set()
         self.spilling = set()
         self.waiting = {}
         self.running = {}
         self.freed = set()
+        self.never = set()  # what a program would have made that was refused late
+        self.given_up = []
         self.count = 0
 
     def follow(self, effects):
+        self.follow_each(effects)
+        while self.given_up:  # nobody holds what was donated to programs refused
+            number = self.given_up.pop()
+            self.forget_what_is_over()
+            self.follow_each(self.ledger.free(number))
+
+    def follow_each(self, effects):
         for effect in effects:
             match effect:
                 case Admit():
                     claim = self.waiting.pop(effect.program)
                     self.running[effect.program] = claim
-                    assert set(effect.returns) == set(claim.arguments) - self.on_device
-                    assert self.spilling.isdisjoint(claim.arguments)
-                    assert self.on_host >= set(effect.returns)
-                    self.on_device |= set(claim.arguments)
+                    returns = {each.number for each in effect.returns}
+                    there = set(claim.arguments) - self.never
+                    assert returns == there - self.on_device
+                    assert self.spilling.isdisjoint(there)
+                    assert self.on_host >= returns
+                    self.on_host -= returns
+                    self.on_device |= there
                     self.on_device -= set(claim.donated)
-                    self.on_device |= {each.handle for each in claim.outputs}
+                    self.on_device |= {each.number for each in claim.outputs}
                 case Spill():
-                    used = {h for c in self.running.values() for h in c.arguments}
-                    assert effect.handle in self.on_device - self.spilling - used
-                    self.spilling.add(effect.handle)
+                    used = {n for c in self.running.values() for n in c.arguments}
+                    number = effect.buffer.number
+                    assert number in self.on_device - self.spilling - used
+                    self.spilling.add(number)
                 case Refuse():
-                    raise AssertionError(effect)
+                    self.refuse(effect)
+
+    def refuse(self, effect):
+        """Only for want of host memory, and where nothing runs that would help."""
+        assert self.host_bytes is not None
+        assert effect.error.missing_bytes > 0
+        claim = self.waiting.pop(effect.program)
+        devices = self.devices_of(claim)
+        for running in self.running.values():
+            assert devices - self.devices_of(running) or not devices
+        self.never |= {each.number for each in claim.outputs}
+        self.given_up += claim.donated
+
+    def devices_of(self, claim):
+        placements = [each.placement for each in claim.outputs]
+        placements += list(claim.scratch_bytes)
+        placements += [self.buffers[number].placement for number in claim.arguments]
+        return set().union(*(PLACEMENTS[each] for each in placements))
 
     @rule(
         data=st.data(),
@@ -63,38 +96,38 @@ class Histories(RuleBasedStateMachine):
         ),
     )
     def call(self, data, sizes, scratch):
-        readable = sorted(set(self.buffers) - self.freed)
+        readable = sorted(set(self.buffers) - self.freed - self.never)
         arguments = data.draw(
             st.lists(st.sampled_from(readable), max_size=2, unique=True)
             if readable
             else st.just([])
         )
         used = {
-            handle
+            number
             for claim in (*self.waiting.values(), *self.running.values())
-            for handle in claim.arguments
+            for number in claim.arguments
         }
         donated = [
-            handle
-            for handle in arguments
-            if handle not in used and data.draw(st.booleans())
+            number
+            for number in arguments
+            if number not in used and data.draw(st.booleans())
         ]
         self.count += 1
         outputs = [
-            Buffer(Handle("me", 10 * self.count + index), where, size)
+            buffer(10 * self.count + index, size, where)
             for index, size in enumerate(sizes)
             for where in [data.draw(st.sampled_from(sorted(PLACEMENTS)))]
         ]
         claim = Claim(
-            "me", f"p{self.count}", tuple(arguments), tuple(donated), tuple(outputs),
+            ME, f"p{self.count}", tuple(arguments), tuple(donated), tuple(outputs),
             scratch,
         )  # fmt: skip
         self.waiting[claim.program] = claim
         effects = self.ledger.request(claim)
-        if effects and isinstance(effects[0], Refuse):
+        if effects and isinstance(effects[0], Refuse) and "never" in str(effects[0]):
             del self.waiting[claim.program]
             return
-        self.buffers.update({each.handle: each for each in outputs})
+        self.buffers.update({each.number: each for each in outputs})
         self.freed |= set(donated)
         self.follow(effects)
 
@@ -102,18 +135,15 @@ class Histories(RuleBasedStateMachine):
     @rule(data=st.data(), has_failed=st.booleans())
     def finish(self, data, has_failed):
         program = data.draw(st.sampled_from(sorted(self.running)))
-        claim = self.running[program]
-        made = {each.handle for each in claim.outputs}
-        readers = {h for c in self.waiting.values() for h in c.arguments}
-        readers |= {h for c in self.running.values() for h in c.arguments}
-        self.end(program, has_failed and made.isdisjoint(readers))
+        self.end(program, has_failed)
 
     def end(self, program, has_failed):
         claim = self.running.pop(program)
         if has_failed:
-            made = {each.handle for each in claim.outputs}
+            made = {each.number for each in claim.outputs}
             self.on_device -= made
-            self.freed |= made
+            self.spilling -= made
+            self.never |= made
         self.forget_what_is_over()
         self.follow(self.ledger.finished(program, has_failed=has_failed))
 
@@ -122,33 +152,34 @@ class Histories(RuleBasedStateMachine):
     def spill(self, data):
         self.spill_one(data.draw(st.sampled_from(sorted(self.spilling))))
 
-    def spill_one(self, handle):
-        self.spilling.discard(handle)
-        self.on_device.discard(handle)
-        self.on_host.add(handle)
-        self.follow(self.ledger.spilled(handle))
+    def spill_one(self, number):
+        self.spilling.discard(number)
+        self.on_device.discard(number)
+        self.on_host.add(number)
+        self.follow(self.ledger.spilled(number))
 
     @precondition(lambda self: set(self.buffers) - self.freed)
     @rule(data=st.data())
     def free(self, data):
-        handle = data.draw(st.sampled_from(sorted(set(self.buffers) - self.freed)))
-        self.freed.add(handle)
+        number = data.draw(st.sampled_from(sorted(set(self.buffers) - self.freed)))
+        self.freed.add(number)
         self.forget_what_is_over()
-        self.follow(self.ledger.free(handle))
+        self.follow(self.ledger.free(number))
 
     def forget_what_is_over(self):
         claims = (*self.waiting.values(), *self.running.values())
-        used = {handle for claim in claims for handle in claim.arguments}
-        used |= {each.handle for claim in claims for each in claim.outputs}
+        used = {number for claim in claims for number in claim.arguments}
+        used |= {each.number for claim in claims for each in claim.outputs}
         over = self.freed - used
         self.on_device -= over
+        self.on_host -= over
         self.spilling -= over
 
     @invariant()
     def what_is_used_is_what_is_there_and_never_more_than_the_memory(self):
         expected = dict.fromkeys(PLACEMENTS["all"], 0)
-        for handle in self.on_device:
-            each = self.buffers[handle]
+        for number in self.on_device:
+            each = self.buffers[number]
             for device in PLACEMENTS[each.placement]:
                 expected[device] += each.size_bytes
         for claim in self.running.values():
@@ -157,6 +188,9 @@ class Histories(RuleBasedStateMachine):
                     expected[device] += size
         assert self.ledger.used_bytes() == expected
         assert max(expected.values()) <= CAPACITY
+        on_host = sum(self.buffers[n].size_bytes for n in self.on_host | self.spilling)
+        assert self.ledger.host_bytes() == {"h": on_host}
+        assert self.host_bytes is None or on_host <= self.host_bytes
 
     @invariant()
     def somebody_runs_or_something_moves_while_anybody_waits(self):
@@ -167,15 +201,15 @@ class Histories(RuleBasedStateMachine):
         if not hasattr(self, "ledger"):
             return
         while self.running or self.spilling:
-            for handle in sorted(self.spilling):
-                self.spill_one(handle)
+            for number in sorted(self.spilling):
+                self.spill_one(number)
             for program in sorted(self.running):
                 self.end(program, has_failed=False)
         assert not self.waiting
-        for handle in sorted(set(self.buffers) - self.freed):
-            self.ledger.free(handle)
+        for number in sorted(set(self.buffers) - self.freed):
+            self.ledger.free(number)
         assert set(self.ledger.used_bytes().values()) <= {0}
-        assert not self.ledger._live
+        assert len(self.ledger._live) == 0
 
 
 TestHistories = Histories.TestCase

@@ -26,7 +26,6 @@ from timelyml.ml.client.link import Link, checked_weight
 from timelyml.ml.client.programs import run_program
 from timelyml.ml.client.slices import Slice, SliceSharding, check_axes
 from timelyml.ml.controller.messages import (
-    CLIENT_BITS,
     AskSlice,
     Call,
     Closed,
@@ -52,6 +51,7 @@ from timelyml.ml.functions import (
 from timelyml.ml.functions.specs import check_spec, logical_mesh
 from timelyml.ml.hosts.waiting import SMALL_BYTES
 from timelyml.ml.programs import ProgramCall
+from timelyml.ml.store import CLIENT_BITS
 from timelyml.runtime.failure import unpack_error
 
 MAX_UNFINISHED_CALLS = 512

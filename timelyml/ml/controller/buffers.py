@@ -1,19 +1,31 @@
-"""The directory of buffers: who needs them, how far they are, how they get elsewhere."""
+"""What happens to buffers: how they come to slices, go elsewhere, and go away."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from timelyml.errors import BufferLostError, HandleError, SliceError
 from timelyml.exchange import CONTROLLER, Lane
-from timelyml.ml.controller.messages import Failed, Fetched, Put
-from timelyml.ml.controller.records import BufferRecord, Outbox, SliceRecord, State
+from timelyml.ml.controller.memory import Memory
+from timelyml.ml.controller.messages import Failed, Fetched, Finished, Put
+from timelyml.ml.controller.records import Outbox, SliceRecord
 from timelyml.ml.functions import Spec
 from timelyml.ml.hosts import Expect, Export, HeldBox, Piece, Pieces, cover
 from timelyml.ml.hosts.slices import zeros
+from timelyml.ml.store import (
+    NOBODY,
+    Buffer,
+    BufferState,
+    Claim,
+    Delete,
+    Directory,
+    DirectoryEffect,
+    Entry,
+)
 from timelyml.runtime.failure import pack_error
 
 
@@ -21,7 +33,7 @@ from timelyml.runtime.failure import pack_error
 class _Fetching:
     """A fetch under way."""
 
-    record: BufferRecord
+    entry: Entry
     client: int
     num_left: int
     pieces: list[Piece] = field(default_factory=list)
@@ -29,12 +41,16 @@ class _Fetching:
 
 
 class Buffers:
-    """All logical buffers, and what is under way of them.
+    """Carries out what becomes of buffers, on their hosts and in their clients' eyes.
 
     Args:
         slices: All slices, also those that are lost.
         outbox: Takes what follows.
         on_idle: Called with a slice when a buffer on it is gone.
+
+    Attributes:
+        directory: Who holds which buffer.
+        memory: What takes memory where.
     """
 
     def __init__(
@@ -43,27 +59,14 @@ class Buffers:
         outbox: Outbox,
         on_idle: Callable[[SliceRecord], None],
     ) -> None:
+        self.directory = Directory()
+        self.memory = Memory(slices, outbox, self._describe)
         self._slices = slices
         self._outbox = outbox
         self._on_idle = on_idle
-        self._records: dict[int, BufferRecord] = {}
         self._fetches: dict[int, _Fetching] = {}
-        self._sources: dict[int, BufferRecord] = {}  # of transfers, by target
+        self._sources: dict[int, Entry] = {}  # of transfers, by target
         self._numbers = itertools.count(1)
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def get(self, buffer: int) -> BufferRecord | None:
-        """Return what is known of a buffer."""
-        return self._records.get(buffer)
-
-    def add(self, record: BufferRecord) -> None:
-        """Make a buffer known."""
-        self._records[record.buffer] = record
-        slice_ = self._slices.get(record.slice)
-        if slice_ is not None:
-            slice_.num_buffers += 1
 
     def put(self, client: int, put: Put) -> None:
         """Bring a host array to the hosts of a slice; tell if that cannot be."""
@@ -72,61 +75,83 @@ class Buffers:
             error = pack_error(no_such_slice(put.slice))
             self._outbox.tell(client, Failed(0, (put.buffer,), error))
             return
-        record = BufferRecord(
-            put.buffer, client, put.slice, put.type, put.spec, State.READY
-        )
-        self.add(record)
+        buffer = slice_.new_buffer(put.buffer, put.type, put.spec, "put")
+        entry = self.add(client, buffer)
+        self.directory.use(entry)  # until it is there
+        refuse = partial(self._refuse_put, entry)
         if slice_.error is not None:
-            self.fail(record, slice_.error)
-            self._outbox.tell(client, Failed(0, (put.buffer,), slice_.error))
+            refuse(slice_.error)
             return
-        self._expect(record, slice_)
+        label = f"the value {buffer.name} that is put"
+        claim = Claim(client, f"put {buffer.name}", outputs=(buffer,), label=label)
+        self.memory.admit(claim, partial(self._place, entry, put, claim), refuse)
+
+    def _place(self, entry: Entry, put: Put, claim: Claim) -> None:
+        """Send the parts of a value that there is room for."""
+        slice_ = self._slices[put.slice]
+        self._expect(entry.buffer, slice_)
         for host, boxes in _by_host(slice_.held(put.spec, put.type.shape)).items():
             pieces = tuple(_cut(put.array, box) for box in boxes)
             self._outbox.send(host, Pieces(put.buffer, pieces), Lane.BULK)
+        self.memory.release(claim.program)
+        self.follow(self.directory.ready([put.buffer]))
+        self.unuse(entry)
 
-    def transfer(self, source: BufferRecord, slice_: SliceRecord, spec: Spec) -> BufferRecord:  # fmt: skip
+    def _refuse_put(self, entry: Entry, error: bytes) -> None:
+        self._outbox.tell(entry.client, Failed(0, (entry.buffer.number,), error))
+        self.fail(entry, error)
+        self.unuse(entry)
+
+    def add(self, client: int, buffer: Buffer, producer: str | None = None) -> Entry:
+        """Make a buffer known that a client will have; of `NOBODY`, that a call will."""
+        entry = self.directory.promise(client, buffer, producer)
+        slice_ = self._slices.get(buffer.placement)
+        if slice_ is not None:
+            slice_.num_buffers += 1
+        return entry
+
+    def transfer(self, source: Entry, slice_: SliceRecord, spec: Spec) -> Entry:
         """Have a buffer that is like another, but lies elsewhere or otherwise."""
-        target = BufferRecord(
-            next(self._numbers), 0, slice_.name, source.type, spec, State.PENDING,
-            producer=source.producer, is_held=False,
-        )  # fmt: skip
-        self.add(target)
-        self._expect(target, slice_)
-        self._sources[target.buffer] = source
-        shape = source.type.shape
-        held = self._slices[source.slice].held(source.spec, shape)
+        number, array_type = next(self._numbers), source.buffer.type
+        buffer = slice_.new_buffer(number, array_type, spec, "moved")
+        target = self.add(NOBODY, buffer, source.producer)
+        self._expect(buffer, slice_)
+        self._sources[number] = source
+        held = self._slices[source.buffer.placement].held(
+            source.buffer.spec, array_type.shape
+        )
         parts: dict[tuple[int, int], list[Any]] = {}
-        for sender, part in cover(slice_.held(spec, shape), held):
+        for sender, part in cover(slice_.held(spec, array_type.shape), held):
             parts.setdefault((sender, part.host), []).append(part.box)
         for (sender, peer), boxes in parts.items():
             export = Export(
-                source.buffer, source.type, peer, target.buffer, tuple(boxes)
+                source.buffer.number, array_type, peer, number, tuple(boxes)
             )
             self._outbox.book(sender).exports.append(export)
         return target
 
-    def fetch(self, client: int, buffer: int) -> None:
+    def fetch(self, client: int, number: int) -> None:
         """Bring the elements of a buffer to a client, once they are computed."""
-        record = self._records.get(buffer)
-        if record is None or record.client != client:
-            unknown = HandleError("a buffer is not there; got a fetch of it")
-            self._outbox.tell(client, Fetched(buffer, (), pack_error(unknown)))
+        try:
+            entry = self.directory.readable(client, number)
+        except HandleError as error:
+            self._outbox.tell(client, Fetched(number, (), pack_error(error)))
             return
-        if record.state is State.FAILED:
-            self._outbox.tell(client, Fetched(buffer, (), record.error))
+        if entry.state is BufferState.FAILED:
+            self._outbox.tell(client, Fetched(number, (), entry.error))
             return
-        slice_ = self._slices[record.slice]
+        buffer = entry.buffer
         request = next(self._numbers)
         owners: dict[Any, int] = {}
-        for host, box in slice_.held(record.spec, record.type.shape):
+        for host, box in self._slices[buffer.placement].held(
+            buffer.spec, buffer.type.shape
+        ):
             owners.setdefault(box, host)
-        self._fetches[request] = _Fetching(record, client, len(owners))
-        record.num_uses += 1
-        record.num_exports += 1
+        self._fetches[request] = _Fetching(entry, client, len(owners))
+        self.directory.use(entry, is_exported=True)
         held = [HeldBox(host, box) for box, host in owners.items()]
         for host, boxes in _by_host(held).items():
-            export = Export(buffer, record.type, CONTROLLER, request, tuple(boxes))
+            export = Export(number, buffer.type, CONTROLLER, request, tuple(boxes))
             self._outbox.book(host).exports.append(export)
 
     def take(self, pieces: Pieces) -> None:
@@ -140,96 +165,93 @@ class Buffers:
         if fetching.num_left == 0:
             self._answer(pieces.target)
 
-    def ready(self, record: BufferRecord) -> None:
-        """Note that a buffer is computed."""
-        record.state = State.READY
-
-    def fail(self, record: BufferRecord, error: bytes) -> None:
+    def fail(self, entry: Entry, error: bytes) -> None:
         """Note that a buffer will never be; whoever fetches it hears why."""
-        record.state, record.error = State.FAILED, error
-        for request, fetching in list(self._fetches.items()):
-            if fetching.record is record:
-                fetching.error = fetching.error or error
-                self._answer(request)
+        self.follow(self.directory.fail([entry.buffer.number], error))
+        self._answer_all(entry, error)
 
-    def use(self, record: BufferRecord, *, is_exported: bool = False) -> None:
-        """Keep a buffer as long as something uses it."""
-        record.num_uses += 1
-        record.num_exports += is_exported
-
-    def unuse(self, record: BufferRecord, *, is_exported: bool = False) -> None:
-        """Let go of a buffer."""
-        record.num_uses -= 1
-        record.num_exports -= is_exported
-        self.let_go(record)
-
-    def let_go(self, record: BufferRecord) -> None:
-        """Release a buffer on its hosts if nobody needs it."""
-        if not record.is_unused or self._records.pop(record.buffer, None) is None:
-            return
-        self._sources.pop(record.buffer, None)
-        slice_ = self._slices.get(record.slice)
-        if slice_ is None:
-            return  # what a call on an unknown slice returned
-        if slice_.error is None:
-            for host in slice_.hosts:
-                self._outbox.book(host).releases.append(record.buffer)
-        slice_.num_buffers -= 1
-        self._on_idle(slice_)
-
-    def drop(self, client: int, buffers: Iterable[int]) -> None:
-        """Take a client's word that it does not need buffers any more."""
-        for buffer in buffers:
-            record = self._records.get(buffer)
-            if record is not None and record.client == client:
-                record.is_held = False
-                self.let_go(record)
+    def unuse(self, entry: Entry, *, is_exported: bool = False) -> None:
+        """Let go of a buffer that was used."""
+        self.follow(self.directory.unuse(entry, is_exported=is_exported))
 
     def leave(self, client: int) -> None:
         """Let go of all that a client has, and of what it asked for."""
         for request, fetching in list(self._fetches.items()):
             if fetching.client == client:
                 del self._fetches[request]
-                self.unuse(fetching.record, is_exported=True)
-        self.drop(client, self.of_client(client))
-
-    def of_client(self, client: int) -> list[int]:
-        """Return the buffers of a client."""
-        return [b for b, record in self._records.items() if record.client == client]
+                self.unuse(fetching.entry, is_exported=True)
+        self.follow(self.directory.leave(client))
 
     def lose(self, slice_: SliceRecord, island: str, reason: str) -> None:
-        """Note that everything on a slice is lost; those who wait for it hear it."""
-        for record in list(self._records.values()):
-            if record.slice != slice_.name or record.state is State.FAILED:
-                continue
-            error = pack_error(_lost(record, island, reason))
-            self.fail(record, error)
-            if record.is_held:
-                self._outbox.tell(record.client, Failed(0, (record.buffer,), error))
+        """Note that everything on a slice is lost; those who hold it hear it."""
+        for entry in self.directory.on(slice_.name):
+            error = pack_error(_lost(entry.buffer, island, reason))
+            self.follow(self.directory.lose(entry.buffer.number, error))
+            self._answer_all(entry, error)
         for target, source in list(self._sources.items()):
-            if source.slice == slice_.name and source.error is not None:
-                self._stand_in(self._records[target], source.error)
+            if source.buffer.placement == slice_.name and source.error is not None:
+                moved = self.directory.get(target)
+                if moved is not None:
+                    self._stand_in(moved.buffer, source.error)
 
-    def _stand_in(self, target: BufferRecord, error: bytes) -> None:
+    def follow(self, effects: Iterable[DirectoryEffect]) -> None:
+        """Tell clients what they wait for, and hosts what nobody needs any more."""
+        for effect in effects:
+            if isinstance(effect, Delete):
+                self._delete(effect.buffer)
+            elif effect.error is None:
+                self._outbox.tell(effect.client, Finished(0, (effect.number,), ()))
+            else:
+                failed = Failed(0, (effect.number,), effect.error)
+                self._outbox.tell(effect.client, failed)
+
+    def _delete(self, buffer: Buffer) -> None:
+        self._sources.pop(buffer.number, None)
+        slice_ = self._slices.get(buffer.placement)
+        if slice_ is None:
+            return  # what a call on an unknown slice returned
+        if slice_.error is None:
+            for host in slice_.hosts:
+                self._outbox.book(host).releases.append(buffer.number)
+        self.memory.free(buffer.number)
+        slice_.num_buffers -= 1
+        self._on_idle(slice_)
+
+    def _describe(self, buffer: Buffer) -> str:
+        """Say which buffer this is, and who keeps it."""
+        entry = self.directory.get(buffer.number)
+        keepers: list[str] = []
+        if entry is not None:
+            keepers += [f"client {client}" for client in sorted(entry.holders)]
+            keepers += [f"the name {name!r}" for name in sorted(entry.names)]
+        return f"{buffer}, kept by {' and '.join(keepers) or 'calls under way'}"
+
+    def _stand_in(self, target: Buffer, error: bytes) -> None:
         """Let hosts go on that wait for pieces which cannot come any more."""
-        slice_ = self._slices[target.slice]
+        slice_ = self._slices[target.placement]
         if slice_.error is not None:
             return
         for host, boxes in _by_host(
             slice_.held(target.spec, target.type.shape)
         ).items():
-            pieces = Pieces(target.buffer, zeros(target.type, boxes), error)
+            pieces = Pieces(target.number, zeros(target.type, boxes), error)
             self._outbox.send(host, pieces, Lane.BULK)
+
+    def _answer_all(self, entry: Entry, error: bytes) -> None:
+        for request, fetching in list(self._fetches.items()):
+            if fetching.entry is entry:
+                fetching.error = fetching.error or error
+                self._answer(request)
 
     def _answer(self, request: int) -> None:
         fetching = self._fetches.pop(request)
-        record, error = fetching.record, fetching.record.error or fetching.error
+        entry, error = fetching.entry, fetching.entry.error or fetching.error
         pieces = () if error is not None else tuple(fetching.pieces)
-        self._outbox.tell(fetching.client, Fetched(record.buffer, pieces, error))
-        self.unuse(record, is_exported=True)
+        self._outbox.tell(fetching.client, Fetched(entry.buffer.number, pieces, error))
+        self.unuse(entry, is_exported=True)
 
-    def _expect(self, record: BufferRecord, slice_: SliceRecord) -> None:
-        expect = Expect(record.buffer, slice_.name, record.type, record.spec)
+    def _expect(self, buffer: Buffer, slice_: SliceRecord) -> None:
+        expect = Expect(buffer.number, slice_.name, buffer.type, buffer.spec)
         for host in slice_.hosts:
             self._outbox.book(host).expects.append(expect)
 
@@ -256,11 +278,11 @@ def _cut(array: Any, box: Any) -> Piece:
     return Piece(starts, array[(*inner, ...)])  # an array also without dimensions
 
 
-def _lost(record: BufferRecord, island: str, reason: str) -> BufferLostError:
+def _lost(buffer: Buffer, island: str, reason: str) -> BufferLostError:
     return BufferLostError(
-        f"{record.type} on slice {record.slice!r} is lost with island {island!r}; got "
-        f"{reason}; expected its devices to stay; compute it again on another slice",
-        slice=record.slice,
+        f"{buffer.type} on slice {buffer.placement!r} is lost with island {island!r}; "
+        f"got {reason}; expected its devices to stay; compute it again on another slice",
+        slice=buffer.placement,
         island=island,
         reason=reason,
     )

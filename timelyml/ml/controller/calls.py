@@ -1,26 +1,31 @@
-"""Calls of computations: from a client's word to orders for hosts, and back."""
+"""Calls of computations: from a client's word to orders for hosts, and back.
+
+A call goes through three gates. Its memory can be asked for once it is known how much
+that is, and once the calls before it have asked: who holds memory then waits for nobody
+who has none. With its memory it begins: hosts are told to prepare, and the scheduler
+gets it. It is ordered after all calls that make what it takes.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
-from timelyml.errors import (
-    BufferLostError,
-    HandleError,
-    ProgramError,
-    RunStoppedError,
-    TimelyError,
-)
+from timelyml.errors import ProgramError, RunStoppedError, TimelyError
+from timelyml.ml.controller.awaited import Awaited
 from timelyml.ml.controller.buffers import Buffers, no_such_slice
-from timelyml.ml.controller.messages import Call, Failed
-from timelyml.ml.controller.records import (
-    BufferRecord,
-    CallRecord,
-    Outbox,
-    SliceRecord,
-    State,
+from timelyml.ml.controller.claims import (
+    claim_of,
+    copied_args,
+    error_of,
+    placed_args,
+    waits_of,
 )
+from timelyml.ml.controller.code import Code
+from timelyml.ml.controller.messages import Call, Failed
+from timelyml.ml.controller.readers import Readers
+from timelyml.ml.controller.records import CallRecord, Outbox, SliceRecord
 from timelyml.ml.functions import Computation
 from timelyml.ml.hosts import Done, Prepare
 from timelyml.ml.scheduling import (
@@ -36,6 +41,7 @@ from timelyml.ml.scheduling import (
     SpreadGraph,
     tickets_of,
 )
+from timelyml.ml.store import Buffer, BufferState, Entry
 from timelyml.runtime.failure import pack_error
 
 
@@ -44,8 +50,8 @@ class Calls:
 
     Args:
         slices: All slices, also those that are lost.
-        buffers: The directory.
-        computations: Those that are registered, by identity.
+        buffers: Those that calls take and make.
+        code: Computations that are registered.
         outbox: Takes what follows.
         on_idle: Called with a slice when a call on it is over.
     """
@@ -54,19 +60,22 @@ class Calls:
         self,
         slices: Mapping[str, SliceRecord],
         buffers: Buffers,
-        computations: Mapping[str, Computation],
+        code: Code,
         outbox: Outbox,
         on_idle: Callable[[SliceRecord], None],
     ) -> None:
         self.islands = Islands()
         self._slices = slices
         self._buffers = buffers
-        self._computations = computations
+        self._code = code
         self._outbox = outbox
         self._on_idle = on_idle
         self._calls: dict[str, CallRecord] = {}
         self._by_sequence: dict[tuple[str, int], CallRecord] = {}
         self._graphs: dict[tuple[str, str, int], SpreadGraph] = {}
+        self._unknown = Awaited()  # what has to be known to ask for memory
+        self._unsettled = Awaited()  # calls that made arguments and are not over
+        self._readers = Readers()
         self._numbers = itertools.count(1)
 
     def __len__(self) -> int:
@@ -78,6 +87,10 @@ class Calls:
             self._start(client, message)
         except TimelyError as error:
             self._refuse(client, message, pack_error(error))
+
+    def compiled(self, identity: str, slice_name: str) -> None:
+        """Go on with calls that waited for what a computation takes."""
+        self._claim_all(self._unknown.provide((identity, slice_name)))
 
     def finished(self, island: str, host: int, done: Iterable[Done]) -> None:
         """Take a host's word that launches are over."""
@@ -91,11 +104,21 @@ class Calls:
         self.follow(self.islands.finished(island, reports))
 
     def cancel(self, is_meant: Callable[[CallRecord], bool], error: bytes) -> None:
-        """Drop calls of which nothing is ordered yet, because of `error`."""
+        """Drop calls of which nothing is ordered yet, because of `error`.
+
+        Those that wait for memory are for `Memory` to refuse.
+        """
         for call in [call for call in self._calls.values() if is_meant(call)]:
-            if not call.is_ordered:
-                call.error = call.error or error
-                self.follow(self.islands.cancel(call.program))
+            self._cancel(call, error)
+
+    def _cancel(self, call: CallRecord, error: bytes) -> None:
+        if call.program not in self._calls or call.is_ordered:
+            return
+        if call.is_begun:
+            call.error = call.error or error
+            self.follow(self.islands.cancel(call.program))
+        elif not call.is_claimed:
+            self._drop(call, error)
 
     def lose(self, island: str, error: bytes) -> None:
         """End all calls on an island that is gone."""
@@ -120,153 +143,150 @@ class Calls:
             elif isinstance(effect, GangDone):
                 self._by_sequence.pop((island, effect.sequence), None)
             elif isinstance(effect, ProgramDone):
-                self._finish(self._calls.pop(effect.program), effect.outcome)
+                self._finish(self._calls[effect.program], effect.outcome)
 
     def _start(self, client: int, message: Call) -> None:
         slice_, computation = self._target(client, message)
-        args = [self._argument(client, each) for each in message.args]
-        failed = next((each.error for each in args if each.error is not None), None)
-        if failed is not None or slice_.error is not None:
-            self._refuse(client, message, failed or slice_.error or b"")
+        directory = self._buffers.directory
+        args = [directory.readable(client, each) for each in message.args]
+        if error := error_of(args) or slice_.error:
+            self._refuse(client, message, error)
             return
-        placed, exported = self._placed(args, slice_, computation)
-        copied = self._give_up_donated(client, args, placed, computation)
         program = str(next(self._numbers))
+        is_placed = placed_args(args, computation, slice_, self._slices)
+        copied = copied_args(client, args, is_placed, computation, directory)
         call = CallRecord(
-            program, client, slice_.name,
-            tuple({id(each): each for each in (*args, *placed)}.values()),
-            exported, message.outs,
+            program, client, slice_.name, computation, args, message.outs, is_placed,
+            copied, uses=list({id(each): each for each in args}.values()),
         )  # fmt: skip
-        for record in call.uses:
-            self._buffers.use(record)
-        for record in exported:
-            record.num_exports += 1
+        call.before = self._before(call)
+        for entry in call.uses:
+            directory.use(entry)
+        for entry, is_here in zip(args, is_placed, strict=True):
+            if not is_here:
+                directory.use(entry, is_exported=True)
+        self._readers.add(call)
+        self._give_up_donated(client, message, computation)
         self._make_results(client, message, computation, program)
-        waits = self._waits(args, call)
-        graph = self._graph(computation.identity, slice_, len(waits))
-        key = GangKey(program, 0, 0)
-        prepare = Prepare(
-            key, computation.identity, slice_.name,
-            tuple(each.buffer for each in placed), copied, message.outs,
-        )  # fmt: skip
-        call.num_waits = len(waits)
         self._calls[program] = call
         slice_.num_calls += 1
-        for slot, producer in enumerate(waits):
-            producer.dependants.append((program, slot))
-        for host in slice_.hosts:
-            self._outbox.book(host).prepares.append(prepare)
-        try:
-            effects = self.islands.submit(str(client), program, graph)
-        except TimelyError as error:
-            call.error = pack_error(error)
-            self._finish(self._calls.pop(program), Outcome.FAILED)
-            return
-        self.follow(effects)
+        self._claim_once_known(call, slice_)
 
     def _target(self, client: int, message: Call) -> tuple[SliceRecord, Computation]:
         slice_ = self._slices.get(message.slice)
         if slice_ is None or slice_.client != client or slice_.is_dropped:
             raise no_such_slice(message.slice)
-        if message.computation not in slice_.loaded and slice_.error is None:
+        computation = self._code.get(message.computation)
+        is_loaded = message.computation in slice_.loaded or slice_.error is not None
+        if computation is None or not is_loaded:
             raise ProgramError(
                 f"computation {message.computation[:12]} is not registered for slice "
                 f"{message.slice!r}; got a call of it; expected it to be; register it",
                 slice=message.slice,
             )
-        return slice_, self._computations[message.computation]
+        return slice_, computation
 
-    def _argument(self, client: int, buffer: int) -> BufferRecord:
-        record = self._buffers.get(buffer)
-        if record is None or record.client != client or not record.is_held:
-            raise HandleError(
-                "an argument is not there; got a buffer that was released, donated or "
-                "never made; expected one that its client still holds",
-                buffer=buffer,
-            )
-        return record
-
-    def _placed(
-        self, args: list[BufferRecord], slice_: SliceRecord, computation: Computation
-    ) -> tuple[list[BufferRecord], tuple[BufferRecord, ...]]:
-        """Bring arguments to where the computation wants them; return what moves too."""
-        placed, exported = [], []
-        for record, spec in zip(args, computation.in_specs, strict=True):
-            if (record.slice, record.spec) == (slice_.name, spec):
-                placed.append(record)
-            else:
-                placed.append(self._buffers.transfer(record, slice_, spec))
-                exported.append(record)
-        return placed, tuple(exported)
-
-    def _give_up_donated(
-        self,
-        client: int,
-        args: list[BufferRecord],
-        placed: list[BufferRecord],
-        computation: Computation,
-    ) -> tuple[int, ...]:
-        """Let go of what is donated; return what has to be copied, as others use it.
-
-        A call before this one on the same slice needs no copy: XLA itself waits.
-        """
-        copied = []
-        for position in computation.donated:
-            record = placed[position]
-            is_shared = sum(each is record for each in placed) > 1
-            if is_shared or record.num_exports or record.client not in (0, client):
-                copied.append(position)
-        for position in computation.donated:
-            args[position].is_held = False
-        return tuple(copied)
+    def _before(self, call: CallRecord) -> list[CallRecord]:
+        """Calls that make what a call takes, or read what it destroys."""
+        found = {
+            producer.program: producer
+            for entry in call.args
+            if (producer := self._calls.get(entry.producer or "")) is not None
+        }
+        for number in call.taken:
+            found.update((each.program, each) for each in self._readers.of(number))
+        return [each for each in found.values() if not each.is_ordered]
 
     def _make_results(
         self, client: int, message: Call, computation: Computation, program: str
     ) -> None:
+        slice_ = self._slices.get(message.slice)
         results = zip(
             message.outs, computation.out_types, computation.out_specs, strict=False
         )
-        for out, array_type, spec in results:
-            self._buffers.add(
-                BufferRecord(
-                    out,
-                    client,
-                    message.slice,
-                    array_type,
-                    spec,
-                    State.PENDING,
-                    producer=program,
-                    num_uses=1 if program else 0,  # until it is there
-                )
-            )
+        for position, (out, array_type, spec) in enumerate(results):
+            label = f"output {position} of {computation.name}"
+            if slice_ is None:
+                buffer = Buffer(out, message.slice, array_type, spec, 0, 0, label)
+            else:
+                buffer = slice_.new_buffer(out, array_type, spec, label)
+            entry = self._buffers.add(client, buffer, program)
+            if program:
+                self._buffers.directory.use(entry)  # until it is there
 
-    def _waits(self, args: list[BufferRecord], call: CallRecord) -> list[CallRecord]:
-        """Calls that have to be ordered before this one, and might not be otherwise.
+    def _claim_once_known(self, call: CallRecord, slice_: SliceRecord) -> None:
+        identity = call.computation.identity
+        missing: list[object] = [e.program for e in call.before if not e.is_claimed]
+        if self._code.needs(identity, slice_) is None:
+            missing.append((identity, slice_.name))
+        if self._unknown.wait(call.program, missing):
+            self._claim(call)
 
-        On one slice the calls of a client that wait for nothing are ordered as they
-        come.
-        """
-        found = {}
-        for record in args:
-            producer = self._calls.get(record.producer or "")
-            if producer is None or producer.is_ordered:
+    def _claim_all(self, programs: Iterable[str]) -> None:
+        for program in programs:
+            if program in self._calls:
+                self._claim(self._calls[program])
+
+    def _claim(self, call: CallRecord) -> None:
+        """Ask for the memory of a call."""
+        slice_ = self._slices[call.slice]
+        needs = self._code.needs(call.computation.identity, slice_)
+        error = error_of(call.args) or slice_.error
+        if error is not None or needs is None:
+            self._drop(call, error)
+            return
+        call.is_claimed = True
+        outputs = [e.buffer for n in call.outs if (e := self._buffers.directory.get(n))]
+        self._buffers.memory.admit(
+            claim_of(call, slice_, needs, outputs),
+            partial(self._begin, call),
+            partial(self._drop, call),
+        )
+        self._claim_all(self._unknown.provide(call.program))
+
+    def _begin(self, call: CallRecord) -> None:
+        """Let hosts prepare a call that has its memory, and have it ordered."""
+        slice_ = self._slices[call.slice]
+        if error := error_of(call.args) or slice_.error:
+            self._buffers.memory.release(call.program, has_run=False)
+            self._drop(call, error)
+            return
+        call.is_begun = True
+        placed = []
+        for position, entry in enumerate(call.args):
+            if call.is_placed[position]:
+                placed.append(entry)
                 continue
-            is_in_line = (
-                not producer.num_waits
-                and producer.slice == call.slice
-                and producer.client == call.client
-            )
-            if not is_in_line:
-                found[producer.program] = producer
-        return list(found.values())
+            spec = call.computation.in_specs[position]
+            placed.append(self._buffers.transfer(entry, slice_, spec))
+            self._buffers.directory.use(placed[-1])
+            call.uses.append(placed[-1])
+        waits = waits_of(call, self._calls)
+        key = GangKey(call.program, 0, 0)
+        prepare = Prepare(
+            key, call.computation.identity, call.slice,
+            tuple(each.buffer.number for each in placed), call.copied, call.outs,
+        )  # fmt: skip
+        for slot, before in enumerate(waits):
+            before.dependants.append((call.program, slot))
+        call.num_waits = len(waits)
+        call.before = []
+        for host in slice_.hosts:
+            self._outbox.book(host).prepares.append(prepare)
+        graph = self._graph(call.computation.identity, slice_, len(waits))
+        try:
+            effects = self.islands.submit(str(call.client), call.program, graph)
+        except TimelyError as refusal:
+            self._drop(call, pack_error(refusal))
+            return
+        self.follow(effects)
 
     def _graph(self, identity: str, slice_: SliceRecord, waits: int) -> SpreadGraph:
         known = identity, slice_.name, waits
-        graph = self._graphs.get(known)
-        if graph is None:
+        if known not in self._graphs:
             gang = PlacedGang(slice_.island, identity, slice_.name, num_external=waits)
-            graph = self._graphs[known] = SpreadGraph([gang])
-        return graph
+            self._graphs[known] = SpreadGraph([gang])
+        return self._graphs[known]
 
     def _grant(self, island: str, grant: Grant) -> list[tuple[str, Effect]]:
         call = self._calls[grant.key.program]
@@ -275,6 +295,10 @@ class Calls:
         devices = self._slices[call.slice].devices_by_host
         for host, ticket in tickets_of(grant, devices).items():
             self._outbox.book(int(host)).tickets.append(ticket)
+        self._readers.remove(call)
+        return self._open_dependants(call)
+
+    def _open_dependants(self, call: CallRecord) -> list[tuple[str, Effect]]:
         opened: list[tuple[str, Effect]] = []
         for program, slot in call.dependants:
             if program in self._calls:  # it may be cancelled
@@ -282,64 +306,95 @@ class Calls:
                 opened += self.islands.open(program, 0, slot)
         return opened
 
+    def _drop(self, call: CallRecord, error: bytes | None) -> None:
+        """End a call that the scheduler does not have."""
+        self._unknown.forget(call.program)
+        call.error = call.error or error
+        self._finish(call, Outcome.FAILED)
+
     def _finish(self, call: CallRecord, outcome: Outcome) -> None:
-        error = next((each.error for each in call.uses if each.error), call.error)
-        if error is None and outcome is not Outcome.FINISHED:
-            error = pack_error(
+        """Take note that a call is over; what it means depends on its arguments.
+
+        News of those may come later, from other hosts.
+        """
+        if outcome is not Outcome.FINISHED:
+            call.error = call.error or pack_error(
                 RunStoppedError(f"a call did not run; got it {outcome}; call it again")
             )
-        records = [self._buffers.get(out) for out in call.outs]
-        for record in records:
-            if record is not None and record.state is State.PENDING:
-                if error is None:
-                    self._buffers.ready(record)
-                else:
-                    self._buffers.fail(record, error)
+        producers = {
+            entry.producer
+            for entry in call.args
+            if entry.state is BufferState.PENDING and entry.producer in self._calls
+        }
+        if call.error or self._unsettled.wait(call.program, producers):
+            self._settle(self._calls.pop(call.program))
+
+    def _settle(self, call: CallRecord) -> None:
+        """Say what became of the results of a call."""
+        error = error_of(call.uses) or call.error
         if error is None:
+            self._buffers.follow(self._buffers.directory.ready(call.outs))
             self._outbox.finished(call.client, call.outs, call.values)
         else:
+            for entry in self._results(call):
+                if entry.state is BufferState.PENDING:
+                    self._buffers.fail(entry, error)
             self._outbox.tell(call.client, Failed(1, call.outs, error))
         self._end(call)
 
+    def _results(self, call: CallRecord) -> list[Entry]:
+        found = map(self._buffers.directory.get, call.outs)
+        return [entry for entry in found if entry is not None]
+
     def _end(self, call: CallRecord) -> None:
         slice_ = self._slices[call.slice]
-        if not call.is_ordered and slice_.error is None:
+        if call.is_begun:
+            self._buffers.memory.release(call.program, has_run=call.is_ordered)
+        if call.is_begun and not call.is_ordered and slice_.error is None:
             for host in slice_.hosts:
                 self._outbox.book(host).forgets.append(GangKey(call.program, 0, 0))
-        for record in call.exported:
-            record.num_exports -= 1
-        for record in call.uses:
-            self._buffers.unuse(record)
-        for result in map(self._buffers.get, call.outs):
-            if result is not None:
-                self._buffers.unuse(result)
-        if not call.is_ordered and call.dependants:
-            # Those that wait for it will never be ordered either.
-            error = call.error or pack_error(
-                BufferLostError("a call before it was dropped")
-            )
-            waiting = {program for program, _ in call.dependants}
-            self.cancel(lambda other: other.program in waiting, error)
+        if not call.is_ordered:
+            self._readers.remove(call)
+        for entry, is_here in zip(call.args, call.is_placed, strict=True):
+            if not is_here:
+                self._buffers.unuse(entry, is_exported=True)
+        for entry in call.uses:
+            self._buffers.unuse(entry)
+        for result in self._results(call):
+            self._buffers.unuse(result)
+        if not call.is_ordered:
+            self._free_dependants(call)
+        self._claim_all(self._unknown.provide(call.program))
+        for program in self._unsettled.provide(call.program):
+            self._settle(self._calls.pop(program))
         slice_.num_calls -= 1
         self._on_idle(slice_)
 
+    def _free_dependants(self, call: CallRecord) -> None:
+        """Let calls go on that waited for one which will not run, or end with it."""
+        waiting = [self._calls.get(program) for program, _ in call.dependants]
+        for other in waiting:
+            if other is not None and (error := error_of(other.args)) is not None:
+                self._cancel(other, error)
+        self.follow(self._open_dependants(call))
+
     def _refuse(self, client: int, message: Call, error: bytes) -> None:
         """Fail the results of a call that does not even begin."""
-        computation = self._computations.get(message.computation)
+        computation = self._code.get(message.computation)
         if computation is not None:
             self._make_results(client, message, computation, "")
-            # The client has given them up already.
-            self._buffers.drop(client, _donated(message, computation))
+            self._give_up_donated(client, message, computation)
+        directory = self._buffers.directory
         for out in message.outs:
-            record = self._buffers.get(out)
-            if record is not None:
-                self._buffers.fail(record, error)
+            if (entry := directory.get(out)) is not None:
+                self._buffers.fail(entry, error)
         self._outbox.tell(client, Failed(1, message.outs, error))
 
-
-def _donated(message: Call, computation: Computation) -> list[int]:
-    return [
-        message.args[position]
-        for position in computation.donated
-        if position < len(message.args)
-    ]
+    def _give_up_donated(
+        self, client: int, message: Call, computation: Computation
+    ) -> None:
+        """Take away from a client what it gave to a call."""
+        for position in computation.donated:
+            if position < len(message.args):
+                number = message.args[position]
+                self._buffers.follow(self._buffers.directory.give_up(client, number))

@@ -7,7 +7,6 @@ however many devices they have, but for the few numbers that each host must be t
 from __future__ import annotations
 
 import itertools
-import pickle
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from timelyml.errors import (
 )
 from timelyml.ml.controller.buffers import Buffers
 from timelyml.ml.controller.calls import Calls
+from timelyml.ml.controller.code import Code
 from timelyml.ml.controller.messages import (
     AskSlice,
     Call,
@@ -36,8 +36,8 @@ from timelyml.ml.controller.records import (
     SliceRecord,
     device_name,
 )
-from timelyml.ml.functions import Computation, LogicalMesh
-from timelyml.ml.hosts import Load, Pieces, Present, Reports, SliceMade
+from timelyml.ml.functions import LogicalMesh
+from timelyml.ml.hosts import Compiled, Pieces, Present, Reports, SliceMade, Spilled
 from timelyml.ml.resources import (
     Device,
     Granted,
@@ -61,6 +61,8 @@ class Core:
     Args:
         islands: The hosts of each island, in the order of their ranks, by its name.
         memory_bytes: What buffers and temporaries may take on a device.
+        host_memory_bytes: What a host may keep in its memory of buffers that were
+            spilled from its devices; as much as there are if None.
         policy: Makes the policy of each island's scheduler; FIFO unless given.
     """
 
@@ -69,6 +71,7 @@ class Core:
         islands: dict[str, Sequence[int]],
         *,
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
+        host_memory_bytes: int | None = None,
         policy: Callable[[], Policy] | None = None,
     ) -> None:
         self._hosts = {
@@ -77,17 +80,16 @@ class Core:
         self._islands = {island: tuple(hosts) for island, hosts in islands.items()}
         self._manager = ResourceManager()
         self._memory_bytes = memory_bytes
+        self._host_memory_bytes = host_memory_bytes
         self._present: dict[int, Present] = {}
         self._devices: dict[str, tuple[int, int]] = {}  # host and position, by name
         self._lost: dict[str, TimelyError] = {}
         self._outbox = Outbox()
         self._slices: dict[str, SliceRecord] = {}
-        self._computations: dict[str, Computation] = {}
-        self._pickled: dict[str, bytes] = {}
-        self._sent: dict[int, set[str]] = {host: set() for host in self._hosts}
+        self._code = Code(self._slices, self._hosts, self._outbox)
         self.buffers = Buffers(self._slices, self._outbox, self._idle)
         self.calls = Calls(
-            self._slices, self.buffers, self._computations, self._outbox, self._idle
+            self._slices, self.buffers, self._code, self._outbox, self._idle
         )
         for island in islands:
             scheduler = GangScheduler(policy() if policy is not None else None)
@@ -125,8 +127,9 @@ class Core:
         for name in [name for name, (who, _) in self._asked.items() if who == client]:
             del self._asked[name]
             self._follow(self._manager.release(name))
-        gone = RunStoppedError("the client of a call is gone; got its end")
-        self.calls.cancel(lambda call: call.client == client, pack_error(gone))
+        gone = pack_error(RunStoppedError("the client of a call is gone; got its end"))
+        self.calls.cancel(lambda call: call.client == client, gone)
+        self.buffers.memory.leave(client, gone)
         for island, scheduler in self.calls.islands.schedulers.items():
             effects = scheduler.leave(str(client))
             self.calls.follow(self.calls.islands.follow(island, effects))
@@ -145,11 +148,12 @@ class Core:
             case Put():
                 self.buffers.put(client, message)
             case Release():
-                self.buffers.drop(client, message.buffers)
+                released = self.buffers.directory.drop(client, message.buffers)
+                self.buffers.follow(released)
             case Fetch():
                 self.buffers.fetch(client, message.buffer)
             case Register():
-                self._register(message)
+                self._code.register(message)
             case AskSlice():
                 self._waiting.append((client, message))
                 self._answer_requests(now_s)
@@ -170,6 +174,11 @@ class Core:
                 self.calls.finished(island, host, message.done)
             case Pieces():
                 self.buffers.take(message)
+            case Compiled():
+                if self._code.compiled(host, message):
+                    self.calls.compiled(message.identity, message.slice)
+            case Spilled():
+                self.buffers.memory.spilled(host, message.buffers)
             case Present():
                 self._welcome(host, message)
                 self._answer_requests(now_s)
@@ -194,6 +203,8 @@ class Core:
                 self._follow(self._manager.lose_host(str(each)))
         for slice_ in lost:
             self.buffers.lose(slice_, island, str(error))
+        for slice_ in lost:
+            self.buffers.memory.lose(slice_, slice_.error or b"")
         self.calls.lose(island, pack_error(error))
         self._answer_requests(now_s)
 
@@ -208,27 +219,6 @@ class Core:
     def flush(self) -> list[Effect]:
         """Return what follows from all events since the last call, in order."""
         return self._outbox.flush()
-
-    def _register(self, message: Register) -> None:
-        slice_ = self._slices.get(message.slice)
-        if slice_ is None or slice_.error is not None:
-            self._learn(message)
-            return  # calls on it are refused, which is told to those who ask
-        self._learn(message)
-        if message.identity in slice_.loaded:
-            return
-        slice_.loaded.add(message.identity)
-        for host in slice_.hosts:
-            is_known = message.identity in self._sent[host]
-            pickled = None if is_known else self._pickled[message.identity]
-            self._sent[host].add(message.identity)
-            self._outbox.send(host, Load(message.identity, slice_.name, pickled))
-
-    def _learn(self, message: Register) -> None:
-        if message.identity not in self._computations:
-            loaded = pickle.loads(message.pickled)  # noqa: S301 - of an authenticated client
-            self._computations[message.identity] = loaded
-            self._pickled[message.identity] = message.pickled
 
     def _welcome(self, host: int, present: Present) -> None:
         """Take note of a host and its devices."""
@@ -251,6 +241,16 @@ class Core:
                 )
             )
         self._follow(self._manager.add_host(str(host), devices))
+        if self._present.keys() >= set(self._islands[island]):
+            self._open_accounts(island)
+
+    def _open_accounts(self, island: str) -> None:
+        """Count memory from now on, together for what is alike."""
+        hosts = self._islands[island]
+        devices = [name for name, (host, _) in self._devices.items() if host in hosts]
+        ledger = self.buffers.memory.ledger
+        ledger.add_devices(devices, self._memory_bytes)
+        ledger.add_hosts(map(str, hosts), self._host_memory_bytes)
 
     def _answer_requests(self, now_s: float) -> None:
         """Take requests for slices, once it is known what there is."""
@@ -298,6 +298,7 @@ class Core:
         self._slices[name] = slice_
         scheduler = self.calls.islands.schedulers[island]
         scheduler.place(name, slice_.devices_by_host)
+        self.buffers.memory.ledger.place(name, names, map(str, slice_.hosts))
         ranks = {host: rank for rank, host in enumerate(self._islands[island])}
         made = SliceMade(
             name,
@@ -323,6 +324,7 @@ class Core:
             return
         del self._slices[slice_.name]
         self.calls.islands.schedulers[slice_.island].unplace(slice_.name)
+        self.buffers.memory.ledger.unplace(slice_.name)
         if slice_.error is None:
             for host in slice_.hosts:
                 self._outbox.book(host).dropped.append(slice_.name)

@@ -12,9 +12,6 @@ from typing import Any
 from timelyml.ml.functions import ArrayType
 from timelyml.ml.hosts import Piece
 
-CLIENT_BITS = 40
-"""A client's buffers are its number, shifted by so many bits, and a count."""
-
 
 @dataclass(frozen=True, slots=True)
 class AskSlice:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, TypeAlias
 
 from timelyml.exchange import Lane
 from timelyml.ml.controller.messages import Finished
-from timelyml.ml.functions import ArrayType, LogicalMesh, Spec
+from timelyml.ml.functions import ArrayType, Computation, LogicalMesh, MemoryNeeds, Spec
+from timelyml.ml.functions.specs import num_pieces
 from timelyml.ml.hosts import (
+    NO_NEEDS,
+    Box,
     Expect,
     Export,
     HeldBox,
@@ -19,11 +22,25 @@ from timelyml.ml.hosts import (
     boxes_by_device,
 )
 from timelyml.ml.scheduling import GangKey, Ticket
+from timelyml.ml.store import Buffer, Entry
 
 
 def device_name(host: int, index: int) -> str:
     """Return how the scheduler and the resource manager call a device."""
     return f"{host}:{index}"
+
+
+@dataclass(slots=True)
+class LoadedCode:
+    """A computation that is compiled for a slice.
+
+    Attributes:
+        hosts_left: Those that have not said that they compiled it.
+        needs: Its memory on each device, by the host that says most.
+    """
+
+    hosts_left: set[int]
+    needs: MemoryNeeds = NO_NEEDS
 
 
 @dataclass(slots=True)
@@ -36,7 +53,7 @@ class SliceRecord:
         devices: Host and position on the host of each, in row-major order.
         num_calls: Calls on it that are not over.
         num_buffers: Buffers that lie on it.
-        loaded: Identities of the computations that its hosts were told to compile.
+        loaded: Computations that its hosts were told to compile, by identity.
         is_dropped: Whether it goes once nothing of it runs.
         error: Pickled, why it cannot be used any more.
     """
@@ -49,9 +66,10 @@ class SliceRecord:
     devices: tuple[tuple[int, int], ...]
     num_calls: int = 0
     num_buffers: int = 0
-    loaded: set[str] = field(default_factory=set)
+    loaded: dict[str, LoadedCode] = field(default_factory=dict)
     is_dropped: bool = False
     error: bytes | None = None
+    _shares: dict[tuple[Spec, int], tuple[int, int]] = field(default_factory=dict)
 
     @property
     def hosts(self) -> tuple[int, ...]:
@@ -72,44 +90,37 @@ class SliceRecord:
         hosts = (host for host, _ in self.devices)
         return [HeldBox(host, box) for host, box in zip(hosts, boxes, strict=True)]
 
+    def is_like(self, other: SliceRecord) -> bool:
+        """Whether arrays lie on the same devices here as they do there."""
+        return self is other or (self.devices, self.mesh) == (other.devices, other.mesh)
 
-class State(Enum):
-    """How far a buffer is."""
+    def new_buffer(
+        self, number: int, array_type: ArrayType, spec: Spec, label: str = ""
+    ) -> Buffer:
+        """Return a buffer that lies here so."""
+        num_pieces, num_on_host = self._share(spec, len(array_type.shape))
+        size_bytes = array_type.size_bytes // num_pieces
+        return Buffer(
+            number,
+            self.name,
+            array_type,
+            spec,
+            size_bytes,
+            size_bytes * num_on_host,
+            label,
+        )
 
-    PENDING = "pending"
-    READY = "ready"
-    FAILED = "failed"
-
-
-@dataclass(slots=True)
-class BufferRecord:
-    """A logical buffer, whatever the number of its shards.
-
-    Attributes:
-        client: Whose it is; 0 of those that only a transfer needs.
-        error: Pickled, if it failed.
-        producer: Name of the call that makes it.
-        num_uses: Calls under way that make or take it, and fetches of it.
-        num_exports: Those of them that read it on the host, at a time of their own.
-        is_held: Whether its client may still ask for it.
-    """
-
-    buffer: int
-    client: int
-    slice: str
-    type: ArrayType
-    spec: Spec
-    state: State
-    error: bytes | None = None
-    producer: str | None = None
-    num_uses: int = 0
-    num_exports: int = 0
-    is_held: bool = True
-
-    @property
-    def is_unused(self) -> bool:
-        """Whether nobody will ever ask for it."""
-        return not self.is_held and self.num_uses == 0
+    def _share(self, spec: Spec, num_dims: int) -> tuple[int, int]:
+        """Return into how many pieces an array is cut, and the most that a host has."""
+        found = self._shares.get((spec, num_dims))
+        if found is None:
+            counts = num_pieces(self.mesh, spec, num_dims)
+            by_host: dict[int, set[Box]] = {}
+            for host, box in self.held(spec, counts):
+                by_host.setdefault(host, set()).add(box)
+            found = math.prod(counts), max(map(len, by_host.values()))
+            self._shares[spec, num_dims] = found
+        return found
 
 
 @dataclass(slots=True)
@@ -117,8 +128,14 @@ class CallRecord:
     """A call that is not over.
 
     Attributes:
+        args: What it takes, in the order of the computation's arguments.
+        is_placed: Of each, whether it lies where the computation wants it; others move.
+        copied: Positions of arguments whose memory it would take, but others use them.
         uses: Every buffer that it keeps alive.
-        exported: Those of them that are sent elsewhere for it.
+        before: Calls that have to be ordered before it, until it begins.
+        is_claimed: Whether its memory was asked for.
+        is_begun: Whether it has its memory, and the scheduler knows it.
+        is_ordered: Whether it has its place in the order of the island.
         num_waits: Calls that have to be ordered before it can be.
         dependants: Calls that may be ordered once this one is, and their slot for it.
         error: Pickled, what the first host that failed reported.
@@ -128,14 +145,29 @@ class CallRecord:
     program: str
     client: int
     slice: str
-    uses: tuple[BufferRecord, ...]
-    exported: tuple[BufferRecord, ...]
+    computation: Computation
+    args: list[Entry]
     outs: tuple[int, ...]
+    is_placed: tuple[bool, ...]
+    copied: tuple[int, ...]
+    uses: list[Entry]
+    before: list[CallRecord] = field(default_factory=list)
+    is_claimed: bool = False
+    is_begun: bool = False
     is_ordered: bool = False
     num_waits: int = 0
     dependants: list[tuple[str, int]] = field(default_factory=list)
     error: bytes | None = None
     values: dict[int, Any] = field(default_factory=dict)
+
+    @property
+    def taken(self) -> tuple[int, ...]:
+        """Buffers whose memory it takes where they are."""
+        return tuple(
+            self.args[position].buffer.number
+            for position in self.computation.donated
+            if self.is_placed[position] and position not in self.copied
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,23 +194,27 @@ Effect: TypeAlias = ToHost | ToClient
 class OrderBook:
     """Orders for one host, until they leave as one message."""
 
+    returns: list[int] = field(default_factory=list)
     expects: list[Expect] = field(default_factory=list)
     prepares: list[Prepare] = field(default_factory=list)
     exports: list[Export] = field(default_factory=list)
-    tickets: list[Ticket] = field(default_factory=list)
     forgets: list[GangKey] = field(default_factory=list)
+    spills: list[int] = field(default_factory=list)
     releases: list[int] = field(default_factory=list)
+    tickets: list[Ticket] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
 
     def as_message(self) -> Orders:
         """Return all of it as one message."""
         return Orders(
+            tuple(self.returns),
             tuple(self.expects),
             tuple(self.prepares),
             tuple(self.exports),
-            tuple(self.tickets),
             tuple(self.forgets),
+            tuple(self.spills),
             tuple(self.releases),
+            tuple(self.tickets),
             tuple(self.dropped),
         )
 

@@ -3,6 +3,8 @@
 from timelyml.ml.hosts.boxes import Box, HeldBox, boxes_by_device, cover, intersection
 from timelyml.ml.hosts.messages import (
     MESSAGES,
+    NO_NEEDS,
+    Compiled,
     Done,
     Expect,
     Export,
@@ -14,11 +16,14 @@ from timelyml.ml.hosts.messages import (
     Present,
     Reports,
     SliceMade,
+    Spilled,
 )
 
 __all__ = [
     "MESSAGES",
+    "NO_NEEDS",
     "Box",
+    "Compiled",
     "Done",
     "Expect",
     "Export",
@@ -31,6 +36,7 @@ __all__ = [
     "Present",
     "Reports",
     "SliceMade",
+    "Spilled",
     "boxes_by_device",
     "cover",
     "intersection",

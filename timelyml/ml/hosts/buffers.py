@@ -13,23 +13,26 @@ import numpy as np
 from timelyml.ml.functions import ArrayType
 from timelyml.ml.functions.types import dtype_named
 from timelyml.ml.hosts.boxes import Box, size_of
+from timelyml.ml.hosts.copies import HostCopy
 from timelyml.ml.hosts.messages import Expect, Piece, Pieces
 from timelyml.ml.hosts.slices import HostSlice
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """An array on devices, perhaps still being computed.
+    """An array on devices, perhaps still being computed, or its copy on the host.
 
     Attributes:
         slice: The name of the slice that it lies on.
-        array: None if its computation could not even start.
+        array: None if its computation could not even start, or it is spilled.
         error: Pickled, why its elements mean nothing.
+        copy: What is there in place of the array, if it is spilled.
     """
 
     slice: str
     array: jax.Array | None
     error: bytes | None = None
+    copy: HostCopy | None = None
 
 
 @dataclass(slots=True)
@@ -112,6 +115,22 @@ class BufferStore:
             return False
         _fill(assembly, pieces)
         return self._complete(pieces.target)
+
+    def spill(self, buffer: int, copy: HostCopy | None, error: bytes | None) -> None:
+        """Keep a copy in place of the array of a buffer, or why there is none."""
+        before = self._buffers[buffer]
+        error = before.error or error
+        self._buffers[buffer] = Buffer(before.slice, None, error, copy)
+        if before.array is not None and not before.array.is_deleted():
+            before.array.delete()
+
+    def bring_back(self, buffers: Iterable[int]) -> None:
+        """Put on devices again what is only on the host; what failed stays as it is."""
+        for buffer in buffers:
+            before = self._buffers.get(buffer)
+            if before is not None and before.copy is not None:
+                array = before.copy.to_devices()
+                self._buffers[buffer] = Buffer(before.slice, array, before.error)
 
     def release(self, buffers: Iterable[int]) -> None:
         """Forget buffers; the pieces of one that is still to come are dropped."""

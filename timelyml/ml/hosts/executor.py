@@ -20,14 +20,27 @@ import jax
 from timelyml.errors import BufferLostError, TimelyError
 from timelyml.ml.functions import Computation, Executable, Executables
 from timelyml.ml.hosts.buffers import Buffer, BufferStore
-from timelyml.ml.hosts.messages import Done, Expect, Export, Orders, Pieces, Prepare
+from timelyml.ml.hosts.messages import (
+    NO_NEEDS,
+    Compiled,
+    Done,
+    Expect,
+    Export,
+    Orders,
+    Pieces,
+    Prepare,
+    Spilled,
+)
 from timelyml.ml.hosts.slices import HostSlice
-from timelyml.ml.hosts.waiting import Launched, Said, Waiter, pack_failure
+from timelyml.ml.hosts.waiting import Copied, Launched, Said, Waiter, pack_failure
 from timelyml.ml.scheduling import GangKey, LaunchGate, Ticket
 from timelyml.runtime.failure import pack_error
 
 _Code: TypeAlias = tuple[str, str]
 """Identity of a computation, and the slice that it is compiled for."""
+
+News: TypeAlias = Done | Compiled | Spilled | tuple[int, Pieces]
+"""What a host has to tell: the controller, or of pieces the peer that they are for."""
 
 
 class Executor:
@@ -54,7 +67,9 @@ class Executor:
         # What a gang still needs before it can be launched, and who needs it.
         self._missing: dict[GangKey, set[Any]] = {}
         self._awaited: dict[Any, list[GangKey]] = {}
-        self._exports: dict[int, list[Export]] = {}  # of buffers not there yet
+        # Of buffers that are not there yet, or about to be spilled.
+        self._exports: dict[int, list[Export]] = {}
+        self._spills: set[int] = set()
 
     def add_slice(self, slice_: HostSlice) -> None:
         """Make a slice known."""
@@ -79,18 +94,23 @@ class Executor:
 
     def take(self, orders: Orders) -> None:
         """Do what the controller decided."""
+        self.store.bring_back(orders.returns)
         for expect in orders.expects:
             self._expect(expect)
         for prepare in orders.prepares:
             self._prepare(prepare)
         for export in orders.exports:
             self._export(export)
-        self._launch(self._gate.admit(orders.tickets))
         for key in orders.forgets:
             self._forget(key)
+        for buffer in orders.spills:
+            self._spills.add(buffer)
+            self._spill(buffer)
         for buffer in orders.releases:
             self._exports.pop(buffer, None)
+            self._spills.discard(buffer)
         self.store.release(orders.releases)
+        self._launch(self._gate.admit(orders.tickets))
         for name in orders.dropped:
             del self._slices[name]
             self._waiters.pop(name).close()
@@ -100,17 +120,22 @@ class Executor:
         if self.store.add(pieces):
             self._came(pieces.target)
 
-    def advance(self) -> list[Done | tuple[int, Pieces]]:
+    def advance(self) -> list[News]:
         """Go on with what became possible; return what there is to tell."""
+        said: list[News] = []
         while self._compiled:
             code, future = self._compiled.popleft()
-            self._code[code] = _outcome(future)
+            made = self._code[code] = _outcome(future)
+            needs = made.memory if isinstance(made, Executable) else NO_NEEDS
+            said.append(Compiled(*code, needs))
             self._provide(code)
-        said: list[Done | tuple[int, Pieces]] = []
         while self._said:
             each = self._said.popleft()
             if isinstance(each, Exception):
                 raise each
+            if isinstance(each, Copied):
+                said += self._spilled(each)
+                continue
             if isinstance(each, Done):
                 self._launch(self._gate.finish(each.sequence))
             said.append(each)
@@ -162,6 +187,24 @@ class Executor:
         for export in self._exports.pop(buffer, ()):
             self._export(export)
         self._provide(buffer)
+        if buffer in self._spills:
+            self._spill(buffer)
+
+    def _spill(self, number: int) -> None:
+        """Have a buffer copied if it is there; else once it came."""
+        buffer = self.store.get(number)
+        if buffer is not None:
+            self._waiters[buffer.slice].spill(number, buffer)
+
+    def _spilled(self, copied: Copied) -> list[News]:
+        """Give up the memory of a buffer that was copied."""
+        if copied.buffer not in self._spills:
+            return []  # it was released in the meantime
+        self._spills.discard(copied.buffer)
+        self.store.spill(copied.buffer, copied.copy, copied.error)
+        for export in self._exports.pop(copied.buffer, ()):
+            self._export(export)
+        return [Spilled((copied.buffer,))]
 
     def _provide(self, thing: Any) -> None:
         for key in self._awaited.pop(thing, ()):
@@ -173,7 +216,7 @@ class Executor:
 
     def _export(self, export: Export) -> None:
         buffer = self.store.get(export.buffer)
-        if buffer is None:
+        if buffer is None or export.buffer in self._spills:
             self._exports.setdefault(export.buffer, []).append(export)
             return
         self._waiters[buffer.slice].export(buffer, export)

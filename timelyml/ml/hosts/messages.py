@@ -11,8 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from timelyml.ml.functions import ArrayType
+from timelyml.ml.functions import ArrayType, MemoryNeeds
 from timelyml.ml.scheduling import GangKey, Ticket
+
+NO_NEEDS = MemoryNeeds(0, 0, 0, 0)
+"""Of a computation that cannot run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,19 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Compiled:
+    """A host has compiled a computation for a slice, or knows why it cannot.
+
+    Attributes:
+        needs: What it takes on a device; nothing if it cannot run.
+    """
+
+    identity: str
+    slice: str
+    needs: MemoryNeeds
+
+
+@dataclass(frozen=True, slots=True)
 class Expect:
     """A buffer will come in pieces, to lie on a slice."""
 
@@ -119,17 +135,22 @@ class Orders:
     """All that the controller decided in one step for one host, in this order.
 
     Attributes:
+        returns: Buffers to bring back from host memory to their devices.
         forgets: Gangs that were prepared and will not be launched.
-        releases: Buffers that nobody uses any more.
+        spills: Buffers to bring to host memory, to be answered by `Spilled`.
+        releases: Buffers that nobody uses any more; what is launched next may need
+            their memory.
         dropped: Slices on which nothing is left.
     """
 
+    returns: tuple[int, ...]
     expects: tuple[Expect, ...]
     prepares: tuple[Prepare, ...]
     exports: tuple[Export, ...]
-    tickets: tuple[Ticket, ...]
     forgets: tuple[GangKey, ...]
+    spills: tuple[int, ...]
     releases: tuple[int, ...]
+    tickets: tuple[Ticket, ...]
     dropped: tuple[str, ...]
 
 
@@ -179,5 +200,22 @@ class Reports:
     done: tuple[Done, ...]
 
 
-MESSAGES = (Present, Coordinator, SliceMade, Load, Orders, Pieces, Reports)
+@dataclass(frozen=True, slots=True)
+class Spilled:
+    """Buffers of this host are in its memory now, and not on its devices any more."""
+
+    buffers: tuple[int, ...]
+
+
+MESSAGES = (
+    Present,
+    Coordinator,
+    SliceMade,
+    Load,
+    Compiled,
+    Orders,
+    Pieces,
+    Reports,
+    Spilled,
+)
 """What the codec encodes at the top; the rest is part of these."""

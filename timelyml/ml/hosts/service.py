@@ -79,13 +79,14 @@ class HostService:
     def step(self) -> bool:
         """Tell what is over, and send what others asked for."""
         said = self._executor.advance()
-        done = [each for each in said if isinstance(each, Done)]
+        done = tuple(each for each in said if isinstance(each, Done))
         if done:
-            self._site.send(CONTROLLER, Reports(tuple(done)), Lane.CONTROL)
+            self._site.send(CONTROLLER, Reports(done), Lane.CONTROL)
         for each in said:
-            if not isinstance(each, Done):
-                peer, pieces = each
-                self._send(peer, pieces)
+            if isinstance(each, tuple):
+                self._send(*each)
+            elif not isinstance(each, Done):
+                self._site.send(CONTROLLER, each, Lane.CONTROL)
         return bool(said)
 
     def has_work(self) -> bool:

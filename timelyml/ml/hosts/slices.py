@@ -78,10 +78,17 @@ def gather(
     array: jax.Array, array_type: ArrayType, boxes: Sequence[Box]
 ) -> tuple[Piece, ...]:
     """Return pieces of an array that lie on this process's devices; waits for it."""
-    is_key = array_type.key_impl is not None
-    held = {}
-    for shard in array.addressable_shards:
-        held[_box_of(shard.index, array.shape)] = shard.data
+    held = {
+        box_of(shard.index, array.shape): shard.data
+        for shard in array.addressable_shards
+    }
+    return pieces_of(held, boxes, is_key=array_type.key_impl is not None)
+
+
+def pieces_of(
+    held: Mapping[Box, Any], boxes: Sequence[Box], *, is_key: bool
+) -> tuple[Piece, ...]:
+    """Return pieces of what is held by box, each from a box that has all of it."""
     pieces = []
     for wanted in boxes:
         for box, data in held.items():
@@ -89,9 +96,23 @@ def gather(
                 a <= c and d <= b for (a, b), (c, d) in zip(box, wanted, strict=True)
             )
             if inside:
-                pieces.append(_cut(_host(data, is_key=is_key), box, wanted))
+                pieces.append(_cut(words_of(data, is_key=is_key), box, wanted))
                 break
     return tuple(pieces)
+
+
+def words_of(data: Any, *, is_key: bool) -> np.ndarray[Any, Any]:
+    """Return a view of the elements of a shard; of keys their words."""
+    # Keys become words by a computation, on the one device of their shard.
+    return np.asarray(jax.random.key_data(data) if is_key else data)
+
+
+def box_of(index: tuple[slice, ...], shape: Sequence[int]) -> Box:
+    """Return the box that JAX names by slices."""
+    # The index of a key without dimensions has one for its words.
+    return tuple(
+        each.indices(length)[:2] for each, length in zip(index, shape, strict=False)
+    )
 
 
 def zeros(array_type: ArrayType, boxes: Sequence[Box]) -> tuple[Piece, ...]:
@@ -108,21 +129,9 @@ def zeros(array_type: ArrayType, boxes: Sequence[Box]) -> tuple[Piece, ...]:
     )
 
 
-def _host(data: jax.Array, *, is_key: bool) -> np.ndarray[Any, Any]:
-    # Keys become words by a computation, on the one device of their shard.
-    return np.asarray(jax.random.key_data(data) if is_key else data)
-
-
 def _cut(host: np.ndarray[Any, Any], box: Box, wanted: Box) -> Piece:
     inner: tuple[Any, ...] = tuple(
         slice(start - offset, stop - offset)
         for (start, stop), (offset, _) in zip(wanted, box, strict=True)
     )
     return Piece(tuple(start for start, _ in wanted), host[(*inner, ...)])
-
-
-def _box_of(index: tuple[slice, ...], shape: Sequence[int]) -> Box:
-    # The index of a key without dimensions has one for its words.
-    return tuple(
-        each.indices(length)[:2] for each, length in zip(index, shape, strict=False)
-    )

@@ -18,6 +18,7 @@ import jax
 from timelyml.errors import TimelyError
 from timelyml.ml.functions import Executable, run_failure, to_host
 from timelyml.ml.hosts.buffers import Buffer, BufferStore
+from timelyml.ml.hosts.copies import HostCopy
 from timelyml.ml.hosts.messages import Done, Export, Pieces
 from timelyml.ml.hosts.slices import gather, zeros
 from timelyml.runtime.failure import pack_error
@@ -44,8 +45,18 @@ class Launched:
     started_ns: int
 
 
-Said = Done | tuple[int, Pieces] | Exception
-"""A launch that is over, pieces for a peer, or a bug, after which nothing follows."""
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A buffer that is to be spilled was copied; or `error` says why it was not."""
+
+    buffer: int
+    copy: HostCopy | None
+    error: bytes | None = None
+
+
+Said = Done | tuple[int, Pieces] | Copied | Exception
+"""A launch that is over, pieces for a peer, a copy of a buffer, or a bug, after which
+nothing follows."""
 
 
 class Waiter:
@@ -81,6 +92,10 @@ class Waiter:
     def export(self, buffer: Buffer, export: Export) -> None:
         """Have pieces of a buffer sent once it is computed."""
         self._jobs.put(lambda: self._say((export.peer, _pieces(buffer, export))))
+
+    def spill(self, number: int, buffer: Buffer) -> None:
+        """Have a buffer copied to the host, once what was to be sent of it is sent."""
+        self._jobs.put(lambda: self._say(_copied(number, buffer)))
 
     def close(self) -> None:
         """End the thread after what is under way; does not wait for it."""
@@ -161,8 +176,19 @@ def pack_failure(executable: Executable, error: Exception) -> bytes:
     return pack_error(failure)
 
 
+def _copied(number: int, buffer: Buffer) -> Copied:
+    if buffer.array is None:
+        return Copied(number, buffer.copy)
+    try:
+        return Copied(number, HostCopy.of(buffer.array))
+    except Exception as raised:  # noqa: BLE001 - that of its computation
+        return Copied(number, None, pack_error(run_failure("of a buffer", raised)))
+
+
 def _pieces(buffer: Buffer, export: Export) -> Pieces:
     error = buffer.error
+    if buffer.copy is not None and error is None:
+        return Pieces(export.target, buffer.copy.pieces(export.boxes))
     if buffer.array is not None and error is None:
         try:
             buffer.array.block_until_ready()

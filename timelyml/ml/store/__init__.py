@@ -1,34 +1,37 @@
 """The object store's decisions: who holds which buffer, and who gets memory when."""
 
-from timelyml.ml.store.directory import Directory, Listing
+from timelyml.ml.store.directory import NOBODY, Directory, Entry
 from timelyml.ml.store.ledger import Ledger
 from timelyml.ml.store.values import (
+    CLIENT_BITS,
     Admit,
     Buffer,
     BufferState,
     Claim,
     Delete,
-    Handle,
+    DirectoryEffect,
     Known,
+    LedgerEffect,
     Refuse,
     Spill,
-    StoreEffect,
     Vacant,
 )
 
 __all__ = [
+    "CLIENT_BITS",
+    "NOBODY",
     "Admit",
     "Buffer",
     "BufferState",
     "Claim",
     "Delete",
     "Directory",
-    "Handle",
+    "DirectoryEffect",
+    "Entry",
     "Known",
     "Ledger",
-    "Listing",
+    "LedgerEffect",
     "Refuse",
     "Spill",
-    "StoreEffect",
     "Vacant",
 ]

@@ -34,11 +34,6 @@ class MemoryAccounts:
         self._capacity[group] = memory_bytes
         self._used[group] = 0
 
-    def remove_devices(self, devices: Iterable[str]) -> None:
-        """Forget devices, and what was used on them."""
-        for group in self._groups.remove_devices(devices):
-            del self._capacity[group], self._used[group]
-
     def place(self, placement: str, devices: Iterable[str]) -> None:
         """Name a set of devices."""
         for split in self._groups.register(placement, devices):

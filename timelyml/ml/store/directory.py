@@ -1,9 +1,9 @@
 """The directory of logical buffers: who holds each, and what has become of it.
 
-A buffer lives as long as somebody can ask for it: a client that holds a handle, a
-published name, or a program that was called with it. All that a client held goes with
-the client; what it published belongs to the name and stays (the paper's section 4.6,
-where buffers are labelled with their owners).
+A buffer lives as long as somebody can ask for it: a client that holds it, a published
+name, or a call or fetch under way. All that a client held goes with the client; what it
+published belongs to the name and stays (the paper's section 4.6, where buffers are
+labelled with their owners).
 """
 
 from __future__ import annotations
@@ -11,207 +11,235 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from timelyml.errors import BufferLostError, HandleError, TimelyError
+from timelyml.errors import HandleError
 from timelyml.ml.store.values import (
     Buffer,
     BufferState,
     Delete,
-    Handle,
+    DirectoryEffect,
     Known,
-    StoreEffect,
 )
+
+NOBODY = 0
+"""The client of buffers that only a call needs; clients count from 1."""
 
 
 @dataclass(slots=True)
-class _Entry:
-    """A logical buffer and everybody who can ask for it."""
+class Entry:
+    """A logical buffer and everybody who can ask for it.
+
+    Attributes:
+        client: Who made it; `NOBODY` of those that only a call needs.
+        producer: Name of the call that makes it.
+        error: Pickled, if it failed.
+        holders: How often each client was given it and has not let it go.
+        names: Those under which it is published.
+        num_uses: Calls under way that make or take it, and fetches of it.
+        num_exports: Those of them that read it on the host, at a time of their own.
+        waiters: Clients that are to hear when it is there.
+    """
 
     buffer: Buffer
+    client: int
+    producer: str | None = None
     state: BufferState = BufferState.PENDING
-    error: TimelyError | None = None
-    holders: set[str] = field(default_factory=set)  # clients
-    names: set[str] = field(default_factory=set)  # published ones
-    num_uses: int = 0  # by programs that were called and are not over
-    waiters: set[str] = field(default_factory=set)  # clients, for its value
+    error: bytes | None = None
+    holders: dict[int, int] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
+    num_uses: int = 0
+    num_exports: int = 0
+    waiters: set[int] = field(default_factory=set)
 
     @property
     def is_wanted(self) -> bool:
-        return bool(self.holders or self.names or self.num_uses)
+        """Whether anybody may still ask for it."""
+        return bool(self.num_uses or self.holders or self.names)
 
+    @property
+    def num_references(self) -> int:
+        """Handles, names, calls and fetches that keep it."""
+        return sum(self.holders.values()) + len(self.names) + self.num_uses
 
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """One line of what there is: a buffer, its state, and who keeps it alive."""
+    @property
+    def owner(self) -> int:
+        """The client that it is charged to; `NOBODY` once it belongs to a name or a call.
 
-    buffer: Buffer
-    state: BufferState
-    holders: tuple[str, ...]
-    names: tuple[str, ...]
-    num_uses: int
+        That is its maker, or who opened it first of those that still hold it.
+        """
+        if self.names or not self.holders:
+            return NOBODY
+        return self.client if self.client in self.holders else next(iter(self.holders))
 
 
 class Directory:
     """All logical buffers of all clients.
 
+    >>> from timelyml.ml.functions import ArrayType
     >>> directory = Directory()
-    >>> buffer = Buffer(Handle("me", 1), "slice", 400)
-    >>> directory.promise("me", [buffer])
-    >>> directory.ready([buffer.handle])
+    >>> of = ArrayType((100,), "float32", 4)
+    >>> entry = directory.promise(1, Buffer(7, "slice", of, (), 400, 400))
+    >>> directory.ready([7])
     []
-    >>> directory.leave("me")
-    [Delete(handle=Handle(client='me', number=1))]
+    >>> [effect.buffer.number for effect in directory.leave(1)]
+    [7]
     """
 
     def __init__(self) -> None:
-        self._entries: dict[Handle, _Entry] = {}
-        self._by_client: dict[str, set[Handle]] = {}
-        self._published: dict[str, tuple[tuple[Handle, ...], str]] = {}
+        self._entries: dict[int, Entry] = {}
+        self._by_client: dict[int, set[int]] = {}
+        self._published: dict[str, tuple[tuple[int, ...], bytes]] = {}
 
-    def __contains__(self, handle: object) -> bool:
-        return handle in self._entries
+    def __contains__(self, number: object) -> bool:
+        return number in self._entries
 
-    def promise(self, client: str, buffers: Iterable[Buffer]) -> None:
-        """Make buffers known that a call of a client will produce.
+    def __len__(self) -> int:
+        return len(self._entries)
 
-        Raises:
-            HandleError: A handle is taken.
-        """
-        for buffer in buffers:
-            if buffer.handle in self._entries:
-                raise HandleError(
-                    f"handle {buffer.handle} is there already; got it again; expected "
-                    f"a new number; count handles up",
-                    handle=buffer.handle,
-                )
-            self._entries[buffer.handle] = _Entry(buffer, holders={client})
-            self._by_client.setdefault(client, set()).add(buffer.handle)
+    def get(self, number: int) -> Entry | None:
+        """Return what is known of a buffer."""
+        return self._entries.get(number)
 
-    def use(
-        self,
-        client: str,
-        handles: Sequence[Handle],
-        donated: Sequence[Handle] = (),
-    ) -> None:
-        """Let a program of a client read buffers until `unuse`.
-
-        Those it is donated are dead for everybody else from now on, unless others hold
-        them too: `may_donate` says so, and then the program works on a copy.
+    def readable(self, client: int, number: int) -> Entry:
+        """Return what is known of a buffer that a client holds.
 
         Raises:
-            HandleError: One is unknown, not the client's, or was donated before.
+            HandleError: The client does not hold it.
         """
-        for handle in handles:
-            self._readable(client, handle)
-        for handle in handles:
-            self._entries[handle].num_uses += 1
-        for handle in donated:
-            self._entries[handle].state = BufferState.DONATED
+        entry = self._entries.get(number)
+        if entry is None or client not in entry.holders:
+            raise HandleError(
+                f"a buffer is not client {client}'s; got {number}, which it let go, gave "
+                f"away or never had; expected one that it holds; open what others "
+                f"published",
+                buffer=number,
+                client=client,
+            )
+        return entry
 
-    def unuse(self, handles: Iterable[Handle]) -> list[StoreEffect]:
-        """Take note that a program that read buffers is over."""
-        found: list[StoreEffect] = []
-        for handle in handles:
-            entry = self._entries.get(handle)
-            if entry is not None:
-                entry.num_uses -= 1
-                found += self._deleted(handle)
+    def promise(
+        self, client: int, buffer: Buffer, producer: str | None = None
+    ) -> Entry:
+        """Make a buffer known that a client will have; of `NOBODY`, that a call will.
+
+        Raises:
+            HandleError: The number is taken.
+        """
+        number = buffer.number
+        if number in self._entries:
+            raise HandleError(
+                f"buffer {buffer.name} is there already; got it again; expected a new "
+                f"number; count numbers up",
+                buffer=number,
+            )
+        entry = self._entries[number] = Entry(buffer, client, producer)
+        if client != NOBODY:
+            entry.holders[client] = 1
+            self._by_client.setdefault(client, set()).add(number)
+        return entry
+
+    def use(self, entry: Entry, *, is_exported: bool = False) -> None:
+        """Keep a buffer until `unuse`."""
+        entry.num_uses += 1
+        entry.num_exports += is_exported
+
+    def unuse(
+        self, entry: Entry, *, is_exported: bool = False
+    ) -> list[DirectoryEffect]:
+        """Take note that something that used a buffer is over."""
+        entry.num_uses -= 1
+        entry.num_exports -= is_exported
+        return self._deleted(entry)
+
+    def may_donate(self, client: int, entry: Entry) -> bool:
+        """Whether a call of this client may take a buffer's memory without a copy.
+
+        Not while others can ask for it, or read it at a time of their own.
+        """
+        is_shared = entry.names or entry.num_exports
+        return not is_shared and entry.holders.keys() <= {client}
+
+    def give_up(self, client: int, number: int) -> list[DirectoryEffect]:
+        """Let a client hold a buffer no longer, however often it was given it."""
+        entry = self._entries.get(number)
+        if entry is None or client not in entry.holders:
+            return []
+        del entry.holders[client]
+        entry.waiters.discard(client)
+        self._by_client[client].discard(number)
+        return self._deleted(entry)
+
+    def drop(self, client: int, numbers: Iterable[int]) -> list[DirectoryEffect]:
+        """Take note that a client lets buffers go, each once."""
+        found: list[DirectoryEffect] = []
+        for number in numbers:
+            entry = self._entries.get(number)
+            if entry is None or client not in entry.holders:
+                continue
+            if entry.holders[client] > 1:
+                entry.holders[client] -= 1
+            else:
+                found += self.give_up(client, number)
         return found
 
-    def may_donate(self, client: str, handle: Handle) -> bool:
-        """Whether nobody but this client can still ask for a buffer."""
-        entry = self._entries[handle]
-        return entry.holders <= {client} and not entry.names and not entry.num_uses
+    def leave(self, client: int) -> list[DirectoryEffect]:
+        """Drop all that a client that is gone still held."""
+        numbers = sorted(self._by_client.get(client, ()))
+        found = [each for number in numbers for each in self.give_up(client, number)]
+        self._by_client.pop(client, None)
+        return found
 
-    def ready(self, handles: Iterable[Handle]) -> list[StoreEffect]:
+    def ready(self, numbers: Iterable[int]) -> list[DirectoryEffect]:
         """Take note that buffers have their values."""
-        found: list[StoreEffect] = []
-        for handle in handles:
-            entry = self._entries.get(handle)
+        found: list[DirectoryEffect] = []
+        for number in numbers:
+            entry = self._entries.get(number)
             if entry is not None and entry.state is BufferState.PENDING:
                 entry.state = BufferState.READY
-                found += self._tell(handle, entry)
+                found += self._tell(entry)
         return found
 
-    def fail(self, handles: Iterable[Handle], error: TimelyError) -> list[StoreEffect]:
+    def fail(self, numbers: Iterable[int], error: bytes) -> list[DirectoryEffect]:
         """Take note that buffers will never have values, and why."""
-        found: list[StoreEffect] = []
-        for handle in handles:
-            entry = self._entries.get(handle)
+        found: list[DirectoryEffect] = []
+        for number in numbers:
+            entry = self._entries.get(number)
             if entry is not None and entry.state is BufferState.PENDING:
                 entry.state, entry.error = BufferState.FAILED, error
-                found += self._tell(handle, entry)
+                found += self._tell(entry)
         return found
 
-    def lose(self, handles: Iterable[Handle], what: str) -> list[StoreEffect]:
-        """Take note that values are gone with what held them."""
-        found: list[StoreEffect] = []
-        for handle in handles:
-            entry = self._entries.get(handle)
-            is_there = entry is not None and entry.state in {
-                BufferState.PENDING,
-                BufferState.READY,
-            }
-            if entry is None or not is_there:
-                continue
-            entry.state = BufferState.LOST
-            entry.error = BufferLostError(
-                f"buffer {entry.buffer.name} is lost; got {what}; expected its devices "
-                f"to stay; keep copies on the host, or compute it again",
-                handle=handle,
-                placement=entry.buffer.placement,
-            )
-            found += self._tell(handle, entry)
-        return found
+    def lose(self, number: int, error: bytes) -> list[DirectoryEffect]:
+        """Take note that a value is gone; all who hold it are to hear why."""
+        entry = self._entries.get(number)
+        if entry is None or entry.state is BufferState.FAILED:
+            return []
+        entry.state, entry.error = BufferState.FAILED, error
+        entry.waiters.update(entry.holders)
+        return self._tell(entry)
 
-    def error_of(self, handles: Iterable[Handle]) -> TimelyError | None:
-        """Return why one of these buffers will never have a value, if so."""
-        return next(
-            (
-                error
-                for handle in handles
-                if (error := self._entries[handle].error) is not None
-            ),
-            None,
-        )
-
-    def is_pending(self, handle: Handle) -> bool:
-        """Whether a buffer may still come to have a value."""
-        return self._entries[handle].state is BufferState.PENDING
-
-    def wait(self, client: str, handle: Handle) -> list[StoreEffect]:
-        """Tell a client once when a buffer is ready, or why it never will be.
+    def wait(self, client: int, number: int) -> list[DirectoryEffect]:
+        """Tell a client once when a buffer is there, or why it never will be.
 
         Raises:
-            HandleError: It is unknown, not the client's, or was donated.
+            HandleError: The client does not hold it.
         """
-        entry = self._readable(client, handle)
+        entry = self.readable(client, number)
         entry.waiters.add(client)
-        return [] if entry.state is BufferState.PENDING else self._tell(handle, entry)
-
-    def drop(self, client: str, handles: Iterable[Handle]) -> list[StoreEffect]:
-        """Take note that a client lets handles go."""
-        found: list[StoreEffect] = []
-        mine = self._by_client.get(client, set())
-        for handle in handles:
-            mine.discard(handle)
-            entry = self._entries.get(handle)
-            if entry is not None:
-                entry.holders.discard(client)
-                entry.waiters.discard(client)
-                found += self._deleted(handle)
-        return found
-
-    def leave(self, client: str) -> list[StoreEffect]:
-        """Drop all that a client that is gone still held."""
-        return self.drop(client, sorted(self._by_client.pop(client, set())))
+        return [] if entry.state is BufferState.PENDING else self._tell(entry)
 
     def publish(
-        self, client: str, name: str, handles: Sequence[Handle], structure: str
+        self, client: int, name: str, numbers: Sequence[int], structure: bytes
     ) -> None:
         """Give buffers to a name, under which any client can open them.
 
+        Args:
+            client: Who does it; it goes on to hold them.
+            name: A new one.
+            numbers: The buffers.
+            structure: Given to whoever opens them.
+
         Raises:
-            HandleError: The name is taken, or a handle cannot be read by the client.
+            HandleError: The name is taken, or the client does not hold a buffer.
         """
         if name in self._published:
             raise HandleError(
@@ -219,83 +247,74 @@ class Directory:
                 f"unpublish it first",
                 name=name,
             )
-        for handle in handles:
-            self._readable(client, handle)
-        for handle in handles:
-            self._entries[handle].names.add(name)
-        self._published[name] = (tuple(handles), structure)
+        entries = [self.readable(client, number) for number in numbers]
+        for entry in entries:
+            entry.names.add(name)
+        self._published[name] = (tuple(numbers), structure)
 
-    def open(self, client: str, name: str) -> tuple[tuple[Handle, ...], str]:
-        """Let a client hold what was published; returns the handles and their structure.
+    def is_published(self, name: str) -> bool:
+        """Whether a client can open that name."""
+        return name in self._published
+
+    def open(self, client: int, name: str) -> tuple[tuple[int, ...], bytes]:
+        """Let a client hold what was published; return the buffers and their structure.
 
         Raises:
             HandleError: Nothing is published under the name.
         """
         if name not in self._published:
-            raise HandleError(
-                f"name {name!r} is not published; got it from client {client!r}; "
-                f"expected one of {sorted(self._published)[:5]}; publish it first",
-                name=name,
-            )
-        handles, structure = self._published[name]
-        for handle in handles:
-            self._entries[handle].holders.add(client)
-        self._by_client.setdefault(client, set()).update(handles)
-        return handles, structure
+            raise unknown_name(name, self._published)
+        numbers, structure = self._published[name]
+        for number in numbers:
+            holders = self._entries[number].holders
+            holders[client] = holders.get(client, 0) + 1
+        self._by_client.setdefault(client, set()).update(numbers)
+        return numbers, structure
 
-    def unpublish(self, name: str) -> list[StoreEffect]:
-        """Take a name back; what clients have opened stays theirs."""
-        handles, _ = self._published.pop(name, ((), ""))
-        found: list[StoreEffect] = []
-        for handle in handles:
-            self._entries[handle].names.discard(name)
-            found += self._deleted(handle)
+    def unpublish(self, name: str) -> list[DirectoryEffect]:
+        """Take a name back; what clients have opened stays theirs.
+
+        Raises:
+            HandleError: Nothing is published under the name.
+        """
+        if name not in self._published:
+            raise unknown_name(name, self._published)
+        numbers, _ = self._published.pop(name)
+        found: list[DirectoryEffect] = []
+        for number in dict.fromkeys(numbers):
+            entry = self._entries[number]
+            entry.names.discard(name)
+            found += self._deleted(entry)
         return found
 
-    def on(self, placement: str) -> list[Handle]:
+    def on(self, placement: str) -> list[Entry]:
         """Return the buffers of a placement."""
-        return [
-            handle
-            for handle, entry in self._entries.items()
-            if entry.buffer.placement == placement
-        ]
+        return [e for e in self._entries.values() if e.buffer.placement == placement]
 
-    def listing(self) -> list[Listing]:
+    def of_client(self, client: int) -> list[int]:
+        """Return the buffers that a client holds."""
+        return sorted(self._by_client.get(client, ()))
+
+    def entries(self) -> list[Entry]:
         """Return all buffers there are, oldest first."""
-        return [
-            Listing(
-                entry.buffer,
-                entry.state,
-                tuple(sorted(entry.holders)),
-                tuple(sorted(entry.names)),
-                entry.num_uses,
-            )
-            for entry in self._entries.values()
-        ]
+        return list(self._entries.values())
 
-    def _readable(self, client: str, handle: Handle) -> _Entry:
-        entry = self._entries.get(handle)
-        if entry is None or client not in entry.holders:
-            raise HandleError(
-                f"handle {handle} is not client {client!r}'s; got one that it let go or "
-                f"never had; expected its own; open what others published",
-                handle=handle,
-                client=client,
-            )
-        if entry.state is BufferState.DONATED:
-            raise HandleError(
-                f"buffer {entry.buffer.name} was donated; got it again; expected a "
-                f"buffer that is still there; use the result of the call it was given to",
-                handle=handle,
-            )
-        return entry
-
-    def _tell(self, handle: Handle, entry: _Entry) -> list[StoreEffect]:
-        waiters, entry.waiters = sorted(entry.waiters), set()
-        return [Known(client, handle, entry.error) for client in waiters]
-
-    def _deleted(self, handle: Handle) -> list[StoreEffect]:
-        if self._entries[handle].is_wanted:
+    def _tell(self, entry: Entry) -> list[DirectoryEffect]:
+        if not entry.waiters:
             return []
-        del self._entries[handle]
-        return [Delete(handle)]
+        waiters, entry.waiters = sorted(entry.waiters), set()
+        return [Known(client, entry.buffer.number, entry.error) for client in waiters]
+
+    def _deleted(self, entry: Entry) -> list[DirectoryEffect]:
+        if entry.is_wanted or self._entries.pop(entry.buffer.number, None) is None:
+            return []
+        return [Delete(entry.buffer)]
+
+
+def unknown_name(name: str, published: Iterable[str]) -> HandleError:
+    """Return the error of whoever asks for a name that nothing is published under."""
+    return HandleError(
+        f"name {name!r} is not published; got a use of it; expected one of "
+        f"{sorted(published)[:5]}; publish it first, or wait for it",
+        name=name,
+    )

@@ -5,80 +5,71 @@ while it runs. So programs cannot block each other: those that run come to their
 what is left behind is results that nobody is using, which go to host memory when a
 program needs room and come back when they are used (the paper's section 4.6). What is
 larger than the memory fails at once; all else waits, in the order in which it came.
+
+Host memory is finite too. Where nothing runs that could leave room, and what lies idle
+has no room on the host, the program at the head of the line fails: only the clients
+could free anything, and they may be waiting for just that program.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from timelyml.errors import InvariantError, MemoryLimitError
-from timelyml.ml.store.accounts import MemoryAccounts
+from timelyml.ml.store.live import Live, LiveBuffers
+from timelyml.ml.store.refusals import no_room_on_hosts, too_large
 from timelyml.ml.store.values import (
     Admit,
     Buffer,
     Claim,
-    Handle,
+    LedgerEffect,
     Refuse,
     Spill,
-    StoreEffect,
     Vacant,
 )
 
 
-@dataclass(slots=True)
-class _Live:
-    """A buffer that is promised or there.
+class _Placed(NamedTuple):
+    """A claim, and all placements that it has to do with."""
 
-    Attributes:
-        num_users: Admitted programs that read it or make it.
-        num_waiting: Programs that wait for memory and will read it or make it.
-        is_on_device: Its bytes are counted on its placement.
-        is_spilling: Its bytes are about to be freed there.
-        has_host_copy: It can be brought back, whatever becomes of the devices.
-        is_freed: Nobody can ask for it any more.
-    """
-
-    buffer: Buffer
-    num_users: int = 0
-    num_waiting: int = 0
-    is_on_device: bool = False
-    is_spilling: bool = False
-    has_host_copy: bool = False
-    is_freed: bool = False
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether it could be spilled now."""
-        return self.is_on_device and not self.num_users and not self.is_spilling
+    claim: Claim
+    placements: frozenset[str]
 
 
 class Ledger:
-    """Bytes used and free on every device, and the programs that wait for some.
+    """Bytes used and free on every device and host, and the programs that wait for some.
 
-    Sizes are per device: of a sharded buffer, the largest shard.
+    Sizes are per device, or host: of a sharded buffer, the largest part.
+
+    Args:
+        describe: Says for people which buffer this is, and whose.
     """
 
-    def __init__(self) -> None:
-        self._accounts = MemoryAccounts()
-        self._live: dict[Handle, _Live] = {}  # those least recently used come first
-        self._running: dict[str, tuple[Claim, frozenset[str]]] = {}  # where it runs
-        self._waiting: dict[str, Claim] = {}
+    def __init__(self, describe: Callable[[Buffer], str] = str) -> None:
+        self._describe = describe
+        self._live = LiveBuffers()
+        self._running: dict[str, _Placed] = {}
+        self._waiting: dict[str, _Placed] = {}
+        self._scratch: dict[str, int] = {}  # of all that runs, by placement
         self._held: dict[
             str, bool
         ] = {}  # placements; whether that they are vacant is said
 
     def add_devices(self, devices: Iterable[str], memory_bytes: int) -> None:
         """Make devices known that all have this much memory."""
-        self._accounts.add_devices(devices, memory_bytes)
+        self._live.devices.add_devices(devices, memory_bytes)
 
-    def remove_devices(self, devices: Iterable[str]) -> None:
-        """Forget devices on which no placement stands any more."""
-        self._accounts.remove_devices(devices)
+    def add_hosts(self, hosts: Iterable[str], memory_bytes: int | None) -> None:
+        """Make hosts known that have so much memory for what is spilled; None: any."""
+        self._live.add_hosts(hosts, memory_bytes)
 
-    def place(self, placement: str, devices: Iterable[str]) -> None:
-        """Name a set of devices, usually a virtual slice."""
-        self._accounts.place(placement, devices)
+    def place(
+        self, placement: str, devices: Iterable[str], hosts: Iterable[str]
+    ) -> None:
+        """Name a set of devices, usually a virtual slice, and the hosts that have them."""
+        self._live.devices.place(placement, devices)
+        self._live.hosts.place(placement, hosts)
 
     def unplace(self, placement: str) -> None:
         """Forget a set of devices on which nothing lives.
@@ -86,16 +77,17 @@ class Ledger:
         Raises:
             InvariantError: Buffers are there.
         """
-        holders = [live.buffer.name for live in self._of(placement)]
+        holders = [str(live.buffer) for live in self._live.on(placement)]
         if holders:
             raise InvariantError(
                 f"placement {placement!r} cannot be forgotten; got buffers "
                 f"{holders[:5]} on it; expected none"
             )
         self._held.pop(placement, None)
-        self._accounts.unplace(placement)
+        self._live.devices.unplace(placement)
+        self._live.hosts.unplace(placement)
 
-    def hold(self, placement: str) -> list[StoreEffect]:
+    def hold(self, placement: str) -> list[LedgerEffect]:
         """Admit nothing more on a placement and spill what is there, before it moves.
 
         `Vacant` follows when nothing runs or is left there.
@@ -103,8 +95,8 @@ class Ledger:
         self._held[placement] = False
         return self._evict()
 
-    def move(self, placement: str, devices: Iterable[str]) -> list[StoreEffect]:
-        """Put a placement elsewhere, of which nothing is on devices, and go on there.
+    def move(self, placement: str, devices: Iterable[str]) -> list[LedgerEffect]:
+        """Put a placement on other devices of its hosts, with nothing of it on any.
 
         Raises:
             InvariantError: Something is left on its devices.
@@ -114,56 +106,53 @@ class Ledger:
                 f"placement {placement!r} cannot move; got buffers or programs on its "
                 f"devices; expected none; hold it and wait until it is vacant"
             )
-        self._accounts.unplace(placement)
-        self._accounts.place(placement, devices)
+        self._live.devices.unplace(placement)
+        self._live.devices.place(placement, devices)
         self._held.pop(placement, None)
         return self._serve()
 
-    def lose(self, placement: str) -> list[Handle]:
-        """Take note that the devices of a placement died; return what went with them.
+    def lose(self, placement: str) -> list[int]:
+        """Take note that the hosts of a placement died; return what went with them.
 
-        Programs on it are over as if they had failed, and it is held until it moves.
+        Programs on it are over, and it is held. Those that wait are left to whoever
+        asked for them.
         """
         self._held[placement] = True
-        for program, (_, placements) in list(self._running.items()):
-            if placement in placements:
+        for program, placed in list(self._running.items()):
+            if placement in placed.placements:
                 self._end(program, has_failed=True)
-        lost = []
-        for live in self._of(placement):
-            live.is_spilling = False
-            if live.is_on_device:
-                self._leave_devices(live)
-                if not live.has_host_copy:
-                    lost.append(live.buffer.handle)
-                    del self._live[live.buffer.handle]
+        lost = [
+            live.buffer.number
+            for live in self._live.on(placement)
+            if live.is_on_device or live.is_on_host
+        ]
+        for number in lost:
+            self._live.forget(number)
         return lost
 
-    def request(self, claim: Claim) -> list[StoreEffect]:
+    def request(self, claim: Claim) -> list[LedgerEffect]:
         """Ask for the memory of a program: it is admitted, waits, or is refused.
 
         What it makes is known from now on to programs that come after it.
         """
         if error := self._impossible(claim):
-            return [Refuse(claim.client, claim.program, error)]
-        self._waiting[claim.program] = claim
+            return [Refuse(claim.program, error)]
+        self._waiting[claim.program] = _Placed(
+            claim, frozenset(self._live.needs_of(claim))
+        )
         for output in claim.outputs:
-            self._live[output.handle] = _Live(output)
+            self._live.promise(output)
         self._count_waiting(claim, 1)
         return self._serve()
 
-    def withdraw(self, program: str) -> list[StoreEffect]:
+    def withdraw(self, program: str) -> list[LedgerEffect]:
         """Forget a program that still waits, with what it would have made."""
-        claim = self._waiting.pop(program, None)
-        if claim is None:
+        if program not in self._waiting:
             return []
-        self._count_waiting(claim, -1)
-        for output in claim.outputs:
-            self._forget(output.handle)
-        for handle in claim.arguments:
-            self._forget_if_over(handle)
+        self._drop(program)
         return self._serve()
 
-    def finished(self, program: str, *, has_failed: bool = False) -> list[StoreEffect]:
+    def finished(self, program: str, *, has_failed: bool = False) -> list[LedgerEffect]:
         """Take note that a program is over; what it made is idle from now on.
 
         What a failed one should have made is not there.
@@ -171,224 +160,240 @@ class Ledger:
         self._end(program, has_failed)
         return self._serve()
 
-    def spilled(self, handle: Handle) -> list[StoreEffect]:
+    def spilled(self, number: int) -> list[LedgerEffect]:
         """Take note that a buffer is in host memory, and no longer on its devices."""
-        live = self._live.get(handle)
+        live = self._live.get(number)
         if live is None or not live.is_spilling:
             return []
-        live.is_spilling, live.has_host_copy = False, True
-        self._leave_devices(live)
+        self._live.spilled(live)
         return self._serve()
 
-    def free(self, handle: Handle) -> list[StoreEffect]:
+    def free(self, number: int) -> list[LedgerEffect]:
         """Let a buffer go that nobody can ask for any more, once no program uses it."""
-        live = self._live.get(handle)
+        live = self._live.get(number)
         if live is None:
             return []
         live.is_freed = True
-        self._forget_if_over(handle)
+        self._forget_if_over(live)
         return self._serve()
+
+    def where(self, number: int) -> tuple[bool, bool]:
+        """Return whether a buffer takes memory on devices, and on hosts."""
+        live = self._live.get(number)
+        return (False, False) if live is None else (live.is_on_device, live.is_on_host)
 
     def used_bytes(self) -> dict[str, int]:
         """Return what is taken on each device."""
-        return self._accounts.used_bytes()
+        return self._live.devices.used_bytes()
+
+    def host_bytes(self) -> dict[str, int]:
+        """Return what is taken on each host by what is spilled."""
+        return self._live.hosts.used_bytes()
 
     def waiting(self) -> dict[str, str]:
         """Say of each program that waits what for."""
         return {
-            program: f"memory on {', '.join(sorted(self._needs(claim)))}"
-            for program, claim in self._waiting.items()
+            program: f"memory on {', '.join(sorted(placed.placements))}"
+            for program, placed in self._waiting.items()
         }
 
-    def _serve(self) -> list[StoreEffect]:
+    def waiting_on(self, placement: str) -> list[str]:
+        """Return the programs that wait and have to do with a placement."""
+        return [
+            program
+            for program, placed in self._waiting.items()
+            if placement in placed.placements
+        ]
+
+    def _serve(self) -> list[LedgerEffect]:
         """Admit what fits, first come first served on every device."""
         effects = self._evict() if self._held else []
         blocked: set[int] = set()  # groups that an earlier program waits for
-        for program, claim in list(self._waiting.items()):
-            if len(blocked) == len(self._accounts):
+        for program, (claim, placements) in list(self._waiting.items()):
+            if len(blocked) == len(self._live.devices):
                 break
-            by_placement = self._needs(claim)
-            needs = self._accounts.by_group(by_placement)
-            is_first = (
-                blocked.isdisjoint(needs) and not self._held.keys() & by_placement
-            )
-            is_settled = not any(self._is_spilling(each) for each in claim.arguments)
-            if is_first and is_settled and not self._accounts.shortage(needs):
-                del self._waiting[program]
-                effects.append(self._admit(claim))
+            groups = self._groups(placements)
+            if not blocked.isdisjoint(groups) or self._held.keys() & placements:
+                blocked.update(groups)
                 continue
-            if is_first:
-                effects += self._make_room(claim, self._accounts.shortage(needs))
-            blocked.update(needs)
+            short = self._shortage(claim)
+            is_settled = not any(self._is_spilling(each) for each in claim.arguments)
+            if is_settled and not short:
+                del self._waiting[program]
+                effects.append(self._admit(claim, placements))
+                continue
+            more, error = self._make_room(claim, short) if short else ([], None)
+            effects += more
+            if error is not None:
+                self._drop(program)
+                effects.append(Refuse(program, error))
+                continue
+            blocked.update(groups)
         return effects
 
-    def _needs(self, claim: Claim) -> dict[str, int]:
-        """Return by placement what a program takes beyond what is there already."""
-        needs = dict(claim.scratch_bytes)
-        for output in claim.outputs:
-            needs[output.placement] = needs.get(output.placement, 0) + output.size_bytes
-        for handle in claim.arguments:
-            live = self._live.get(handle)
-            if live is None:
-                continue  # it was lost or never came, and the program will hear of it
-            size = live.buffer.size_bytes
-            is_taken_over = handle in claim.donated
-            missing = (0 if live.is_on_device else size) - (
-                size if is_taken_over else 0
-            )
-            placement = live.buffer.placement
-            needs[placement] = needs.get(placement, 0) + missing
-        return needs
+    def _groups(self, placements: Iterable[str]) -> set[int]:
+        of = self._live.devices.groups_of
+        return {group for placement in placements for group in of(placement)}
 
-    def _admit(self, claim: Claim) -> Admit:
-        placements = frozenset(self._needs(claim))
+    def _shortage(self, claim: Claim) -> dict[int, int]:
+        devices = self._live.devices
+        return devices.shortage(devices.by_group(self._live.needs_of(claim)))
+
+    def _admit(self, claim: Claim, placements: frozenset[str]) -> Admit:
         self._count_waiting(claim, -1)
         returns = []
-        for handle in claim.arguments:
-            live = self._live.pop(handle, None)
+        for number in claim.arguments:
+            live = self._live.get(number)
             if live is None:
                 continue
-            self._live[handle] = live  # the most recently used one
+            self._live.touch(live)
             live.num_users += 1
             if not live.is_on_device:
-                returns.append(handle)
-                self._enter_devices(live)
-        for handle in claim.donated:
-            if handle in self._live:
-                self._forget(handle)
+                returns.append(live.buffer)
+                self._live.enter_devices(live)
+        for number in claim.donated:
+            self._live.forget(number)
         for output in claim.outputs:
-            live = self._live[output.handle]
-            live.num_users += 1
-            self._enter_devices(live)
-        for placement, size in claim.scratch_bytes.items():
-            self._accounts.add(placement, size)
-        self._running[claim.program] = claim, placements
-        return Admit(claim.client, claim.program, tuple(returns))
+            made = self._live.get(output.number)
+            if made is not None:
+                made.num_users += 1
+                self._live.enter_devices(made)
+        self._count_scratch(claim, 1)
+        self._running[claim.program] = _Placed(claim, placements)
+        return Admit(claim.program, tuple(returns))
 
     def _end(self, program: str, has_failed: bool) -> None:
-        claim, _ = self._running.pop(program, (None, None))
-        if claim is None:
+        placed = self._running.pop(program, None)
+        if placed is None:
             return
-        for placement, size in claim.scratch_bytes.items():
-            self._accounts.add(placement, -size)
-        made = [output.handle for output in claim.outputs]
-        for handle in (*claim.arguments, *made):
-            live = self._live.get(handle)
-            if live is not None:
-                live.num_users -= 1
-                live.is_freed = live.is_freed or (has_failed and handle in made)
-                self._forget_if_over(handle)
+        claim = placed.claim
+        self._count_scratch(claim, -1)
+        made = [output.number for output in claim.outputs]
+        for number in (*claim.arguments, *made):
+            live = self._live.get(number)
+            if live is None:
+                continue
+            live.num_users -= 1
+            if has_failed and number in made:
+                self._live.forget(number)  # whoever waits to read it will hear
+            else:
+                self._forget_if_over(live)
 
-    def _make_room(self, claim: Claim, short: dict[int, int]) -> list[StoreEffect]:
-        """Spill idle buffers, those least recently used first, until a claim would fit."""
+    def _drop(self, program: str) -> None:
+        claim = self._waiting.pop(program).claim
+        self._count_waiting(claim, -1)
+        for output in claim.outputs:
+            self._live.forget(output.number)
+        for number in claim.arguments:
+            if live := self._live.get(number):
+                self._forget_if_over(live)
+
+    def _make_room(
+        self, claim: Claim, short: dict[int, int]
+    ) -> tuple[list[LedgerEffect], MemoryLimitError | None]:
+        """Spill idle buffers, those least recently used first, until a claim would fit.
+
+        What those that run take only while they run need not be spilled for: it comes
+        by itself.
+
+        Returns:
+            What to spill, and why the claim has to fail if nothing will ever help it.
+        """
+        devices = self._live.devices
+        for group, size in devices.by_group(self._scratch).items():
+            _take_off(short, (group,), size)
         others = [
             live
-            for handle, live in self._live.items()
-            if handle not in claim.arguments and (live.is_idle or live.is_spilling)
+            for live in self._live
+            if live.buffer.number not in claim.arguments
+            and (live.is_idle or live.is_spilling)
         ]
         for live in others:
             if live.is_spilling:
-                self._cover(short, live)
-        effects: list[StoreEffect] = []
+                _take_off(short, self._of(live), live.buffer.size_bytes)
+        effects: list[LedgerEffect] = []
         for live in others:
-            if short and live.is_idle and self._cover(short, live):
-                live.is_spilling = True
-                effects.append(Spill(live.buffer.handle, live.buffer.placement))
-        return effects
+            helps = live.is_idle and not short.keys().isdisjoint(self._of(live))
+            if helps and self._live.spill(live):
+                _take_off(short, self._of(live), live.buffer.size_bytes)
+                effects.append(Spill(live.buffer))
+        if not short or any(
+            not short.keys().isdisjoint(self._groups(each.placements))
+            for each in self._running.values()
+        ):
+            return effects, None
+        holders = [
+            live for live in others if not short.keys().isdisjoint(self._of(live))
+        ]
+        holders.sort(key=lambda live: -live.buffer.size_bytes)
+        named = [self._describe(live.buffer) for live in holders]
+        return effects, no_room_on_hosts(claim, max(short.values()), named)
 
-    def _cover(self, short: dict[int, int], live: _Live) -> bool:
-        """Count what a buffer will leave behind; False if nothing where it is short."""
-        groups = self._accounts.groups_of(live.buffer.placement)
-        helped = [group for group in groups if group in short]
-        for group in helped:
-            short[group] -= live.buffer.size_bytes
-            if short[group] <= 0:
-                del short[group]
-        return bool(helped)
+    def _of(self, live: Live) -> tuple[int, ...]:
+        return self._live.devices.groups_of(live.buffer.placement)
 
-    def _evict(self) -> list[StoreEffect]:
+    def _evict(self) -> list[LedgerEffect]:
         """Spill what is idle on placements that are held."""
-        effects: list[StoreEffect] = []
+        effects: list[LedgerEffect] = []
         for placement, is_said in sorted(self._held.items()):
-            for live in self._of(placement):
-                if live.is_idle:
-                    live.is_spilling = True
-                    effects.append(Spill(live.buffer.handle, placement))
+            effects += [
+                Spill(live.buffer)
+                for live in self._live.on(placement)
+                if live.is_idle and self._live.spill(live)
+            ]
             if not is_said and self._is_vacant(placement):
                 self._held[placement] = True
                 effects.append(Vacant(placement))
         return effects
 
     def _is_vacant(self, placement: str) -> bool:
-        is_bare = not any(live.is_on_device for live in self._of(placement))
+        is_bare = not any(live.is_on_device for live in self._live.on(placement))
         return is_bare and not any(
-            placement in placements for _, placements in self._running.values()
+            placement in placed.placements for placed in self._running.values()
         )
 
     def _impossible(self, claim: Claim) -> MemoryLimitError | None:
         """Say why a program could not even run alone, if so."""
         kept = [
-            self._live[handle].buffer
-            for handle in claim.arguments
-            if handle not in claim.donated and handle in self._live
+            live.buffer
+            for number in claim.arguments
+            if number not in claim.donated and (live := self._live.get(number))
         ]
-        whole: Mapping[str, int] = dict(claim.scratch_bytes)
+        whole = dict(claim.scratch_bytes)
         for each in (*kept, *claim.outputs):
-            whole = {
-                **whole,
-                each.placement: whole.get(each.placement, 0) + each.size_bytes,
-            }
+            whole[each.placement] = whole.get(each.placement, 0) + each.size_bytes
         for placement in whole:
-            needed, room = self._accounts.tightest(placement, whole)
+            needed, room = self._live.devices.tightest(placement, whole)
             if needed > room:
-                holders = [each.name for each in kept if each.placement == placement]
-                return _too_large(claim, placement, needed, room, holders)
+                named = [self._describe(e) for e in kept if e.placement == placement]
+                return too_large(claim, placement, needed, room, named)
         return None
 
-    def _of(self, placement: str) -> list[_Live]:
-        return [
-            live for live in self._live.values() if live.buffer.placement == placement
-        ]
+    def _count_scratch(self, claim: Claim, sign: int) -> None:
+        for placement, size in claim.scratch_bytes.items():
+            self._live.devices.add(placement, sign * size)
+            self._scratch[placement] = self._scratch.get(placement, 0) + sign * size
+            if not self._scratch[placement]:
+                del self._scratch[placement]
 
     def _count_waiting(self, claim: Claim, change: int) -> None:
-        for handle in (*claim.arguments, *(each.handle for each in claim.outputs)):
-            if live := self._live.get(handle):
+        for number in (*claim.arguments, *(each.number for each in claim.outputs)):
+            if live := self._live.get(number):
                 live.num_waiting += change
 
-    def _is_spilling(self, handle: Handle) -> bool:
-        live = self._live.get(handle)
+    def _is_spilling(self, number: int) -> bool:
+        live = self._live.get(number)
         return live is not None and live.is_spilling
 
-    def _forget_if_over(self, handle: Handle) -> None:
-        live = self._live.get(handle)
-        if live and live.is_freed and not live.num_users and not live.num_waiting:
-            self._forget(handle)
-
-    def _forget(self, handle: Handle) -> None:
-        live = self._live.pop(handle, None)
-        if live is not None:
-            self._leave_devices(live)
-
-    def _enter_devices(self, live: _Live) -> None:
-        live.is_on_device = True
-        self._accounts.add(live.buffer.placement, live.buffer.size_bytes)
-
-    def _leave_devices(self, live: _Live) -> None:
-        if live.is_on_device:
-            live.is_on_device = False
-            self._accounts.add(live.buffer.placement, -live.buffer.size_bytes)
+    def _forget_if_over(self, live: Live) -> None:
+        if live.is_freed and not live.num_users and not live.num_waiting:
+            self._live.forget(live.buffer.number)
 
 
-def _too_large(
-    claim: Claim, placement: str, needed: int, room: int, holders: list[str]
-) -> MemoryLimitError:
-    return MemoryLimitError(
-        f"program {claim.program!r} can never fit; got {needed:,} bytes per device on "
-        f"{placement!r}, of which arguments are {holders[:5]}; expected at most "
-        f"{room:,}; use more devices, smaller shards, or donate arguments",
-        program=claim.program,
-        placement=placement,
-        needed_bytes=needed,
-        limit_bytes=room,
-        holders=holders,
-    )
+def _take_off(short: dict[int, int], groups: Iterable[int], size: int) -> None:
+    """Count what will be free, where something is missing."""
+    for group in groups:
+        if group in short:
+            short[group] -= size
+            if short[group] <= 0:
+                del short[group]

@@ -1,7 +1,9 @@
 """What the object store is told and what it decides, as values.
 
-A *handle* names a logical buffer, however many shards it has: reference counts, states
-and memory are kept per logical buffer (the paper's sections 4.2 and 4.6).
+A *logical buffer* is one, however many shards it has: reference counts, states and
+memory are kept per logical buffer (the paper's sections 4.2 and 4.6). It is known by a
+number, which the client that makes it chooses, so that calls can use what earlier calls
+will produce without waiting for an answer.
 """
 
 from __future__ import annotations
@@ -9,23 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
-from timelyml.errors import MemoryLimitError, TimelyError
+from timelyml.errors import MemoryLimitError
+from timelyml.ml.functions import ArrayType, Spec
 
-
-class Handle(NamedTuple):
-    """Name of a logical buffer.
-
-    The client that makes it chooses it, so that calls can use what earlier calls will
-    produce without waiting for an answer.
-    """
-
-    client: str
-    number: int
-
-    def __str__(self) -> str:
-        return f"{self.client}/{self.number}"
+CLIENT_BITS = 40
+"""A client's buffers are its number, shifted by so many bits, and a count."""
 
 
 class BufferState(StrEnum):
@@ -33,9 +25,9 @@ class BufferState(StrEnum):
 
     PENDING = "pending"  # what produces it has not finished
     READY = "ready"
-    FAILED = "failed"  # what produces it failed, or something before that
-    LOST = "lost"  # it went with the devices that held it
-    DONATED = "donated"  # its memory was given to a computation
+    FAILED = (
+        "failed"  # what produces it failed, or something before that, or it is lost
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +35,35 @@ class Buffer:
     """A logical buffer.
 
     Attributes:
+        placement: The slice that it lies on.
+        type: Shape and element type of the whole.
+        spec: How it is sharded over the slice.
         size_bytes: On the device that holds most of it.
+        host_bytes: In the memory of the host that holds most of it, if it is spilled.
         label: How the user knows it, for errors: of what call it is which output.
     """
 
-    handle: Handle
+    number: int
     placement: str
+    type: ArrayType
+    spec: Spec
     size_bytes: int
+    host_bytes: int
     label: str = ""
 
     @property
     def name(self) -> str:
-        """The handle, with the label if there is one."""
-        return f"{self.handle} ({self.label})" if self.label else str(self.handle)
+        """The client that chose the number, and its count.
+
+        >>> of = ArrayType((2,), "int8", 1)
+        >>> Buffer((3 << CLIENT_BITS) + 7, "slice-1", of, (), 2, 2).name
+        '3/7'
+        """
+        return f"{self.number >> CLIENT_BITS}/{self.number & (1 << CLIENT_BITS) - 1}"
+
+    def __str__(self) -> str:
+        label = f" ({self.label})" if self.label else ""
+        return f"{self.name}{label}: {self.type}, {self.size_bytes:,} bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,8 @@ class Claim:
     """The memory that a call of a program needs.
 
     Attributes:
+        program: The call's name.
+        label: What people know it as.
         arguments: Buffers that it reads, each once.
         donated: Those of them that it takes over: their memory is its own from the start.
         outputs: Buffers that it makes.
@@ -71,12 +81,13 @@ class Claim:
             within it, and what of donated memory its outputs cannot use.
     """
 
-    client: str
+    client: int
     program: str
-    arguments: tuple[Handle, ...] = ()
-    donated: tuple[Handle, ...] = ()
+    arguments: tuple[int, ...] = ()
+    donated: tuple[int, ...] = ()
     outputs: tuple[Buffer, ...] = ()
     scratch_bytes: Mapping[str, int] = field(default_factory=dict)
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +98,14 @@ class Admit:
         returns: Arguments that have to be brought back from host memory first.
     """
 
-    client: str
     program: str
-    returns: tuple[Handle, ...] = ()
+    returns: tuple[Buffer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
     """A program can never have its memory."""
 
-    client: str
     program: str
     error: MemoryLimitError
 
@@ -105,8 +114,7 @@ class Refuse:
 class Spill:
     """Bring a buffer that nobody is using to host memory, then say `spilled`."""
 
-    handle: Handle
-    placement: str
+    buffer: Buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,20 +124,26 @@ class Vacant:
     placement: str
 
 
+LedgerEffect: TypeAlias = Admit | Refuse | Spill | Vacant
+
+
 @dataclass(frozen=True, slots=True)
 class Delete:
     """Nobody can ask for a buffer any more: free it on devices and hosts."""
 
-    handle: Handle
+    buffer: Buffer
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a client that waits for a buffer is told; no error: it is ready."""
+    """What a client is told that waits for a buffer; no error: it is ready.
 
-    client: str
-    handle: Handle
-    error: TimelyError | None = None
+    `error` is pickled, as it came from where it happened.
+    """
+
+    client: int
+    number: int
+    error: bytes | None = None
 
 
-StoreEffect: TypeAlias = Admit | Refuse | Spill | Vacant | Delete | Known
+DirectoryEffect: TypeAlias = Delete | Known

@@ -1,0 +1,95 @@
+"""What a call takes: which arguments move or are copied, and how much memory it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from timelyml.ml.controller.records import CallRecord, SliceRecord
+from timelyml.ml.functions import Computation, MemoryNeeds
+from timelyml.ml.store import Buffer, Claim, Directory, Entry
+
+
+def placed_args(
+    args: Sequence[Entry],
+    computation: Computation,
+    slice_: SliceRecord,
+    slices: Mapping[str, SliceRecord],
+) -> tuple[bool, ...]:
+    """Say of each argument whether it lies where the computation wants it.
+
+    On a slice of the same shape on the same devices it does.
+    """
+    return tuple(
+        entry.buffer.spec == spec and slice_.is_like(slices[entry.buffer.placement])
+        for entry, spec in zip(args, computation.in_specs, strict=True)
+    )
+
+
+def copied_args(
+    client: int,
+    args: Sequence[Entry],
+    is_placed: Sequence[bool],
+    computation: Computation,
+    directory: Directory,
+) -> tuple[int, ...]:
+    """Return the positions of donated arguments to be copied, as others use them.
+
+    Calls before this one need no copy: it is ordered after them, and XLA waits.
+    """
+    copied = []
+    for position in computation.donated:
+        entry = args[position]
+        is_shared = sum(each is entry for each in args) > 1
+        may_take = directory.may_donate(client, entry)
+        if is_placed[position] and (is_shared or not may_take):
+            copied.append(position)
+    return tuple(copied)
+
+
+def claim_of(
+    call: CallRecord, slice_: SliceRecord, needs: MemoryNeeds, outputs: Sequence[Buffer]
+) -> Claim:
+    """Return the memory that a call needs.
+
+    Args:
+        call: The call.
+        slice_: Where it runs.
+        needs: What XLA says of its computation.
+        outputs: The buffers that it makes.
+    """
+    total = needs.new_bytes
+    for position, entry in enumerate(call.args):
+        buffer, spec = entry.buffer, call.computation.in_specs[position]
+        if not call.is_placed[position]:
+            total += slice_.new_buffer(0, buffer.type, spec).size_bytes
+        elif position in call.computation.donated:
+            total += buffer.size_bytes  # a copy, or what the claim takes over
+    scratch = max(0, total - sum(output.size_bytes for output in outputs))
+    return Claim(
+        call.client,
+        call.program,
+        tuple(entry.buffer.number for entry in call.uses),
+        call.taken,
+        tuple(outputs),
+        {call.slice: scratch},
+        f"a call of {call.computation.name!r}",
+    )
+
+
+def waits_of(call: CallRecord, calls: Mapping[str, CallRecord]) -> list[CallRecord]:
+    """Return the calls to be ordered before a call that might not be otherwise.
+
+    On one slice the calls of a client that wait for nothing are ordered as they come.
+    """
+    return [
+        each
+        for each in call.before
+        if each.program in calls
+        and not each.is_ordered
+        and (each.num_waits or (each.slice, each.client) != (call.slice, call.client))
+    ]
+
+
+def error_of(entries: Iterable[Entry]) -> bytes | None:
+    """Return why one of these buffers has no value, if so."""
+    return next((entry.error for entry in entries if entry.error is not None), None)

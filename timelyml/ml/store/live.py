@@ -1,0 +1,136 @@
+"""Buffers that take memory: on which devices and hosts, and whether they could leave."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from timelyml.ml.store.accounts import MemoryAccounts
+from timelyml.ml.store.values import Buffer, Claim
+
+
+@dataclass(slots=True)
+class Live:
+    """A buffer that is promised or there.
+
+    Attributes:
+        num_users: Admitted programs that read it or make it.
+        num_waiting: Programs that wait for memory and will read it or make it.
+        is_on_device: Its bytes are counted on its placement.
+        is_on_host: Its bytes are counted on the hosts of its placement.
+        is_spilling: Its bytes on devices are about to be freed, once they are copied.
+        is_freed: Nobody can ask for it any more.
+    """
+
+    buffer: Buffer
+    num_users: int = 0
+    num_waiting: int = 0
+    is_on_device: bool = False
+    is_on_host: bool = False
+    is_spilling: bool = False
+    is_freed: bool = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it could be spilled now."""
+        return self.is_on_device and not self.num_users and not self.is_spilling
+
+
+class LiveBuffers:
+    """All of them, those least recently used first, and what they take where.
+
+    Attributes:
+        devices: Accounts of devices, of which others may take memory too.
+        hosts: Accounts of the memory that hosts have for what is spilled.
+    """
+
+    def __init__(self) -> None:
+        self.devices = MemoryAccounts()
+        self.hosts = MemoryAccounts()
+        self._live: dict[int, Live] = {}
+
+    def __iter__(self) -> Iterator[Live]:
+        return iter(self._live.values())
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def add_hosts(self, hosts: Iterable[str], memory_bytes: int | None) -> None:
+        """Make hosts known that have so much memory for what is spilled; None: any."""
+        self.hosts.add_devices(
+            hosts, sys.maxsize if memory_bytes is None else memory_bytes
+        )
+
+    def get(self, number: int) -> Live | None:
+        """Return a buffer, if it is there or promised."""
+        return self._live.get(number)
+
+    def promise(self, buffer: Buffer) -> None:
+        """Make a buffer known that a program will make."""
+        self._live[buffer.number] = Live(buffer)
+
+    def touch(self, live: Live) -> None:
+        """Make a buffer the one most recently used."""
+        self._live[live.buffer.number] = self._live.pop(live.buffer.number)
+
+    def on(self, placement: str) -> list[Live]:
+        """Return the buffers of a placement."""
+        return [live for live in self if live.buffer.placement == placement]
+
+    def needs_of(self, claim: Claim) -> dict[str, int]:
+        """Return by placement what a program takes beyond what is there already."""
+        needs = dict(claim.scratch_bytes)
+        for output in claim.outputs:
+            needs[output.placement] = needs.get(output.placement, 0) + output.size_bytes
+        for number in claim.arguments:
+            live = self._live.get(number)
+            if live is None:
+                continue  # it was lost or never came, and the program will hear of it
+            size = live.buffer.size_bytes
+            is_taken_over = number in claim.donated
+            missing = (0 if live.is_on_device else size) - (
+                size if is_taken_over else 0
+            )
+            placement = live.buffer.placement
+            needs[placement] = needs.get(placement, 0) + missing
+        return needs
+
+    def enter_devices(self, live: Live) -> None:
+        """Count a buffer on its devices, and on hosts no longer."""
+        buffer = live.buffer
+        live.is_on_device = True
+        self.devices.add(buffer.placement, buffer.size_bytes)
+        self._leave_hosts(live)
+
+    def spill(self, live: Live) -> bool:
+        """Count a buffer on its hosts too while it is copied; False if without room."""
+        buffer = live.buffer
+        needs = self.hosts.by_group({buffer.placement: buffer.host_bytes})
+        if self.hosts.shortage(needs):
+            return False
+        live.is_spilling = live.is_on_host = True
+        self.hosts.add(buffer.placement, buffer.host_bytes)
+        return True
+
+    def spilled(self, live: Live) -> None:
+        """Count a buffer on its devices no longer, now that it is copied."""
+        live.is_spilling = False
+        self._leave_devices(live)
+
+    def forget(self, number: int) -> None:
+        """Count a buffer nowhere any more."""
+        live = self._live.pop(number, None)
+        if live is not None:
+            self._leave_devices(live)
+            self._leave_hosts(live)
+
+    def _leave_devices(self, live: Live) -> None:
+        if live.is_on_device:
+            live.is_on_device = False
+            self.devices.add(live.buffer.placement, -live.buffer.size_bytes)
+
+    def _leave_hosts(self, live: Live) -> None:
+        if live.is_on_host:
+            live.is_on_host = False
+            self.hosts.add(live.buffer.placement, -live.buffer.host_bytes)
