@@ -214,6 +214,7 @@ class Histories(RuleBasedStateMachine):
 
 TestHistories = Histories.TestCase
 TestHistories.settings = settings(
+    deadline=None,
     max_examples=60,
     stateful_step_count=40,
     suppress_health_check=[HealthCheck.too_slow],  # on a machine that does much else
