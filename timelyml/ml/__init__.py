@@ -25,6 +25,13 @@ from timelyml.ml.moe import (
     place_slots,
     plan_dispatch,
 )
+from timelyml.ml.pipeline import (
+    Pipeline,
+    PipelineRecord,
+    TrainState,
+    TrainStep,
+    pipeline,
+)
 from timelyml.ml.programs import OfflineClient, program
 
 __all__ = [
@@ -38,11 +45,15 @@ __all__ = [
     "Handle",
     "HandleError",
     "OfflineClient",
+    "Pipeline",
+    "PipelineRecord",
     "Rule",
     "Server",
     "Slice",
     "SliceError",
     "SliceSharding",
+    "TrainState",
+    "TrainStep",
     "add_firing_operator",
     "balance_loss",
     "bucket_size",
@@ -60,6 +71,7 @@ __all__ = [
     "num_rows_of",
     "on_buckets",
     "pad_rows",
+    "pipeline",
     "place_slots",
     "plan_dispatch",
     "program",

@@ -109,6 +109,20 @@ NEED_NO_MESH = set(cases.CASES) - {
 }
 
 
+def test_none_in_arguments_and_results_is_part_of_the_tree_and_has_no_sharding():
+    def shift(given):
+        return {"absent": given["absent"], "shifted": given["x"] + 1, "whole": ()}
+
+    whole = P()
+    traced = computation_of(
+        shift,
+        {"absent": None, "x": rows(8)},
+        in_shardings=({"absent": None, "x": P("data")},),
+        out_shardings={"absent": whole, "shifted": whole, "whole": whole},
+    )
+    assert (traced.in_specs, traced.out_specs) == ((("data",),), ((),))
+
+
 @pytest.mark.parametrize("name", sorted(NEED_NO_MESH))
 def test_types_and_trees_are_those_of_plain_jax(name):
     case = cases.CASES[name]

@@ -18,6 +18,9 @@ class SliceOwner(Runner, Protocol):
     def give_back(self, slice_: Slice) -> None:
         """Give a slice back."""
 
+    def put(self, tree: Any, sharding: Any) -> Any:
+        """Bring arrays to a slice and return handles in their place."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slice:

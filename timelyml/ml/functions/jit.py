@@ -146,6 +146,20 @@ class JitFunction:
     def __repr__(self) -> str:
         return f"JitFunction({self.name!r} on {self.slice.name!r})"
 
+    def on(self, slice_: SliceLike) -> JitFunction:
+        """Return the function on another slice.
+
+        If that has the same mesh and kind of device, what was traced is shared, from
+        now on too.
+        """
+        other = JitFunction(self.function, slice_, self.options)
+        alike = (
+            slice_.mesh == self.slice.mesh and slice_.platform == self.slice.platform
+        )
+        if alike:
+            other._traced = self._traced
+        return other
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Start the function; return its results, whose values may come later.
 

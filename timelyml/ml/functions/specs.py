@@ -154,7 +154,9 @@ def specs_for(tree: Any, shardings: Any, who: str) -> list[Spec | None]:
             f"all, or one for each",
             option="sharding",
         ) from error
-    leaves = jax.tree.leaves(full, is_leaf=_is_sharding)
+    # Not all leaves: a None of the tree itself has no sharding.
+    structure: Any = jax.tree.structure(tree)
+    leaves = structure.flatten_up_to(full)
     return [None if each is None else spec_of(each) for each in leaves]
 
 

@@ -1,8 +1,11 @@
-"""Pipeline schedules as data: made, proved, timed and drawn."""
+"""Pipelines: schedules as data, made, proved, timed and drawn; stages that run them."""
 
 from timelyml.ml.pipeline.actions import Action, Op, Schedule
+from timelyml.ml.pipeline.building import Pipeline, pipeline
 from timelyml.ml.pipeline.channels import Channels, Execution, Span, Wait, execute
 from timelyml.ml.pipeline.lowering import with_early_receives, with_late_receives
+from timelyml.ml.pipeline.observing import PipelineRecord
+from timelyml.ml.pipeline.ordering import issue_order
 from timelyml.ml.pipeline.placement import loop_placement, v_placement
 from timelyml.ml.pipeline.render import bars, draw, text_chart
 from timelyml.ml.pipeline.schedules import (
@@ -21,6 +24,7 @@ from timelyml.ml.pipeline.simulate import (
     peak_by_stage,
     simulate,
 )
+from timelyml.ml.pipeline.training import ReplicaState, TrainState, TrainStep
 from timelyml.ml.pipeline.validate import Fault, find_faults, needed_depth, validate
 
 __all__ = [
@@ -31,9 +35,14 @@ __all__ = [
     "Execution",
     "Fault",
     "Op",
+    "Pipeline",
+    "PipelineRecord",
+    "ReplicaState",
     "Schedule",
     "Span",
     "Timeline",
+    "TrainState",
+    "TrainStep",
     "Wait",
     "bars",
     "draw",
@@ -42,11 +51,13 @@ __all__ = [
     "gpipe",
     "interleaved_1f1b",
     "interleaved_zero_bubble",
+    "issue_order",
     "loop_placement",
     "needed_depth",
     "one_f_one_b",
     "peak_by_rank",
     "peak_by_stage",
+    "pipeline",
     "simulate",
     "text_chart",
     "v_placement",

@@ -1,0 +1,353 @@
+"""Pipelines of small stages: sizes, shared weights, replicas, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import itertools
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from timelyml import ml
+from timelyml.errors import ConfigError, ScheduleError, TraceError
+from timelyml.ml.pipeline import gpipe, peak_by_stage
+from timelyml.testing.leftovers import Leftovers
+
+WIDTH, CLASSES = 4, 7
+TOLERANCE = 1e-5  # float32, sums in another order
+
+
+@pytest.fixture(scope="module")
+def client():
+    before = Leftovers.now()
+    quickly = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    with ml.local(islands=2, devices_per_island=2, environment=quickly) as client:
+        yield client
+    before.check_gone(sockets=False)
+
+
+@pytest.fixture(scope="module")
+def slices(client):
+    """One rank on each island."""
+    return [client.slice({"data": 1}, island=f"island-{i}") for i in range(2)]
+
+
+def first(params, tokens):
+    return jnp.tanh(params["table"][tokens] @ params["mix"])
+
+
+def last(params, x):
+    return jnp.tanh(x @ params["mix"]) @ params["table"].T
+
+
+def loss_fn(logits, target):
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, target)
+    counts = target > 0
+    return jnp.sum(jnp.where(counts, losses, 0)), jnp.sum(counts)
+
+
+def weights(seed=0):
+    rng = np.random.default_rng(seed)
+    shapes = {"mix": (WIDTH, WIDTH), "table": (CLASSES, WIDTH)}
+    return [
+        {k: rng.normal(size=s).astype(np.float32) for k, s in shapes.items()}
+        for _ in range(2)
+    ]
+
+
+def batch(num_rows, seed=1):
+    rng = np.random.default_rng(seed)
+    tokens, target = rng.integers(CLASSES, size=(2, num_rows, 5))
+    target[0, 1:] = 0  # rows count unequally much
+    return tokens, target
+
+
+def in_one_piece(params, tokens, target):
+    total, count = loss_fn(last(params[1], first(params[0], tokens)), target)
+    return total / count
+
+
+def unpipelined(optimiser, params, batches, loss=in_one_piece):
+    """Train as one program; return losses and weights."""
+    state, losses = optimiser.init(params), []
+
+    @jax.jit
+    def step(params, state, tokens, target):
+        value, gradients = jax.value_and_grad(loss)(params, tokens, target)
+        changes, state = optimiser.update(gradients, state, params)
+        return optax.apply_updates(params, changes), state, value
+
+    for each in batches:
+        params, state, value = step(params, state, *each)
+        losses.append(float(value))
+    return losses, params
+
+
+def pipelined(step, params, batches):
+    state, losses = step.init(params), []
+    for each in batches:
+        state, loss = step(state, *each)
+        losses.append(loss)
+    return [float(each) for each in losses], state.params
+
+
+def assert_same(ours, theirs):
+    np.testing.assert_allclose(ours[0], theirs[0], atol=TOLERANCE)
+    for got, expected in zip(
+        jax.tree.leaves(ours[1]), jax.tree.leaves(theirs[1]), strict=True
+    ):
+        np.testing.assert_allclose(got, expected, atol=TOLERANCE)
+
+
+@pytest.fixture(scope="module")
+def pipe(slices):
+    return ml.pipeline([first, last], slices=slices, num_microbatches=3)
+
+
+def test_microbatches_of_unequal_size_give_what_the_whole_batch_gives(pipe):
+    adam = optax.adam(0.05)
+    batches = [batch(8, seed) for seed in range(3)]  # 3, 3 and 2 rows
+    ours = pipelined(pipe.train_step(loss_fn, adam), weights(), batches)
+    assert_same(ours, unpipelined(adam, weights(), batches))
+
+
+def test_microbatches_may_be_given_in_any_sizes(pipe):
+    sgd = optax.sgd(0.1)
+    tokens, target = batch(8)
+    parts = [
+        (tokens[start:stop], target[start:stop])
+        for start, stop in itertools.pairwise((0, 1, 6, 8))
+    ]
+    step = pipe.train_step(loss_fn, sgd)
+    state, loss = step.on_microbatches(step.init(weights()), parts)
+    expected = unpipelined(sgd, weights(), [(tokens, target)])
+    assert_same(([float(loss)], state.params), expected)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "gpipe"])
+def test_one_microbatch_for_two_stages_will_do(pipe, schedule):
+    sgd, batches = optax.sgd(0.1), [batch(3)]
+    few = pipe.with_schedule(schedule, 1)
+    ours = pipelined(few.train_step(loss_fn, sgd), weights(), batches)
+    assert_same(ours, unpipelined(sgd, weights(), batches))
+
+
+def test_shared_weights_have_one_gradient_and_one_state_of_the_optimiser(slices):
+    adam, batches = optax.adam(0.05), [batch(6, seed) for seed in range(3)]
+    params = weights()
+    params[1]["table"] = params[0]["table"]
+
+    def tied_loss(params, tokens, target):
+        both = [params["first"], {**params["last"], "table": params["first"]["table"]}]
+        return in_one_piece(both, tokens, target)
+
+    pipe = ml.pipeline(
+        [first, last],
+        slices=slices,
+        num_microbatches=3,
+        tied=[[(0, "table"), (-1, "table")]],
+    )
+    step = pipe.train_step(loss_fn, adam)
+    losses, trained = pipelined(step, params, batches)
+    tree = {"first": params[0], "last": {"mix": params[1]["mix"]}}
+    expected, whole = unpipelined(adam, tree, batches, tied_loss)
+    assert_same(
+        (losses, [trained[0], trained[1]["mix"]]),
+        (expected, [whole["first"], whole["last"]["mix"]]),
+    )
+    np.testing.assert_array_equal(trained[0]["table"], trained[1]["table"])
+    state = step.init(params).replicas[0].optimiser
+    sizes = [sum(leaf.size for leaf in jax.tree.leaves(each)) for each in state]
+    mix, table = WIDTH * WIDTH, CLASSES * WIDTH
+    assert sizes == [1 + 2 * (mix + table), 1 + 2 * mix]
+
+
+def test_replicas_on_two_islands_train_as_one(client):
+    adam, batches = optax.adam(0.05), [batch(8, seed) for seed in range(3)]
+    replicas = [
+        [client.slice({"data": 1}, island=f"island-{i}") for _ in range(2)]
+        for i in range(2)
+    ]
+    pipe = ml.pipeline([first, last], slices=replicas, num_microbatches=2)
+    step = pipe.train_step(loss_fn, adam)
+    state, losses = step.init(weights()), []
+    for each in batches:
+        state, loss = step(state, *each)
+        losses.append(float(loss))
+    assert_same((losses, state.params), unpipelined(adam, weights(), batches))
+    ours, theirs = (jax.tree.leaves(each.params) for each in state.replicas)
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_rows_are_cut_over_the_devices_of_a_stage(client):
+    adam, batches = optax.adam(0.05), [batch(8, seed) for seed in range(2)]
+    wide = [client.slice({"data": 2}, island=f"island-{i}") for i in range(2)]
+    pipe = ml.pipeline([first, last], slices=wide, num_microbatches=2, schedule="zb-h1")
+    ours = pipelined(pipe.train_step(loss_fn, adam), weights(), batches)
+    assert_same(ours, unpipelined(adam, weights(), batches))
+
+
+def test_a_tree_between_stages_carries_a_loss_of_the_way(slices):
+    def bottom(params, tokens):
+        y = first(params, tokens)
+        return {"y": y, "penalty": jnp.sum(y**2, (1, 2)), "rows": tokens}
+
+    def top(params, x):
+        return last(params, x["y"]), x["penalty"], x["rows"]
+
+    def both(outputs, target):
+        logits, penalty, rows = outputs
+        total, count = loss_fn(logits, target)
+        return total + 0.1 * jnp.sum(penalty) + 0.0 * jnp.sum(rows), count
+
+    def whole(params, tokens, target):
+        total, count = both(top(params[1], bottom(params[0], tokens)), target)
+        return total / count
+
+    sgd, batches = optax.sgd(0.1), [batch(6)]
+    expected = unpipelined(sgd, weights(), batches, whole)
+    for schedule in ("1f1b", "zb-h1"):
+        pipe = ml.pipeline(
+            [bottom, top], slices=slices, num_microbatches=3, schedule=schedule
+        )
+        assert_same(pipelined(pipe.train_step(both, sgd), weights(), batches), expected)
+
+
+def test_no_more_residuals_live_at_once_than_the_formulas_say(pipe, monkeypatch):
+    living: weakref.WeakSet[ml.Handle] = weakref.WeakSet()
+    peaks = {0: 0, 1: 0}
+    record = ml.PipelineRecord()
+
+    def note(held):
+        del held
+        gc.collect()
+        for stage, slice_ in enumerate(slices_of_step):
+            mine = sum(each.slice is slice_ for each in living)
+            peaks[stage] = max(peaks[stage], mine // num_saved[stage])
+
+    many = pipe.with_schedule("1f1b", 6)
+    step = many.train_step(loss_fn, optax.sgd(0.1))
+    slices_of_step = [stage.slice for stage in step._stages[0]]
+    num_saved = {0: 1, 1: 1}
+    for index, stage in enumerate(step._stages[0]):
+
+        def functions_for(*arguments, index=index, real=stage.functions_for):
+            functions = real(*arguments)
+
+            def forward(*arguments):
+                y, saved, tick = functions.forward(*arguments)
+                living.update(saved)
+                num_saved[index] = len(saved)
+                return y, saved, tick
+
+            return dataclasses.replace(functions, forward=forward)
+
+        monkeypatch.setattr(stage, "functions_for", functions_for)
+    monkeypatch.setattr(record, "holds", note)
+    step(step.init(weights()), *batch(6), record=record)
+    record.timeline()
+    assert num_saved[0] > 1
+    assert tuple(peaks.values()) == peak_by_stage(many.schedule) == (2, 1)
+
+
+def test_a_step_is_started_without_waiting_for_one_result(pipe):
+    step = pipe.train_step(loss_fn, optax.sgd(0.1))
+    state = step.init(weights())
+    state, loss = step(state, *batch(6))
+    assert isinstance(loss, ml.Handle)
+    assert all(isinstance(leaf, ml.Handle) for leaf in jax.tree.leaves(state.params))
+
+
+def test_the_interpreter_takes_a_schedule_of_ones_own(pipe):
+    sgd, batches = optax.sgd(0.1), [batch(6)]
+    own = pipe.with_schedule(gpipe(2, 2), 2)
+    ours = pipelined(own.train_step(loss_fn, sgd), weights(), batches)
+    assert_same(ours, unpipelined(sgd, weights(), batches))
+
+
+def mean_loss(logits, target):
+    total, count = loss_fn(logits, target)
+    return total / count
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"schedule": "zbv"}, "1 stages for each slice; expected 2"),
+        ({"schedule": "fastest"}, "unknown name; expected one of gpipe"),
+        ({"num_microbatches": None}, "no number of microbatches"),
+        ({"schedule": gpipe(3, 3)}, "3 stages on 3 ranks; expected 2 on 2"),
+        ({"schedule": gpipe(2, 4)}, "4 microbatches; expected 3"),
+    ],
+)
+def test_schedules_that_do_not_fit_are_refused(slices, options, says):
+    with pytest.raises(ScheduleError, match=says):
+        ml.pipeline([first, last], slices=slices, **{"num_microbatches": 3, **options})
+
+
+def test_a_loss_that_is_a_mean_is_refused(pipe):
+    step = pipe.train_step(mean_loss, optax.sgd(0.1))
+    with pytest.raises(
+        ConfigError, match=r"no pair of scalars; got \(\); .*do not div"
+    ):
+        step(step.init(weights()), *batch(6))
+
+
+def test_an_optimiser_that_looks_across_stages_is_refused_and_others_are_not(pipe):
+    clipped = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.1))
+    with pytest.raises(ConfigError, match=r"stage 0 depends on gradients .* \[1\]"):
+        pipe.train_step(loss_fn, clipped).init(weights())
+    each = optax.chain(optax.clip(1.0), optax.clip_by_block_rms(1.0), optax.adamw(0.1))
+    pipe.train_step(loss_fn, each).init(weights())
+
+
+def test_a_stage_that_cannot_be_traced_names_the_line(slices):
+    def wrong(params, x):
+        return x @ params["table"]
+
+    pipe = ml.pipeline([first, wrong], slices=slices, num_microbatches=3)
+    step = pipe.train_step(loss_fn, optax.sgd(0.1))
+    with pytest.raises(TraceError) as caught:
+        step(step.init(weights()), *batch(6))
+    assert 'return x @ params["table"]' in str(caught.value.where)
+
+
+@pytest.mark.parametrize(
+    ("ask", "says"),
+    [
+        (lambda step: step.init(weights()[:1]), "got 1 trees; expected one for each"),
+        (
+            lambda step: step.init([{"mix": np.arange(3)}, weights()[1]]),
+            "stage 0 has a weight that cannot be trained; got int64",
+        ),
+        (lambda step: step(step.init(weights()), *batch(2)), "got 2 rows"),
+        (
+            lambda step: step.on_microbatches(step.init(weights()), [batch(2)]),
+            "got 1; expected 3 for each of 1 replicas",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_at_the_call(pipe, ask, says):
+    with pytest.raises(ConfigError, match=says):
+        ask(pipe.train_step(loss_fn, optax.sgd(0.1)))
+
+
+@pytest.mark.parametrize(
+    ("tied", "says"),
+    [
+        ([[(0, "tables"), (1, "table")]], r"no such leaf; expected one of \['mix'\]"),
+        ([[(0, "table"), (1, "mix")]], "expected two or more of one shape"),
+        ([[(0, "table"), (2, "table")]], "no stage 2"),
+        ([[(0, "mix"), (1, "mix")], [(0, "mix"), (1, "mix")]], "named twice"),
+    ],
+)
+def test_ties_of_what_is_not_there_are_refused(slices, tied, says):
+    pipe = ml.pipeline([first, last], slices=slices, num_microbatches=2, tied=tied)
+    with pytest.raises(ConfigError, match=says):
+        pipe.train_step(loss_fn, optax.sgd(0.1)).init(weights())

@@ -1,0 +1,151 @@
+"""The update of a stage: gradients of all replicas summed, divided once, and applied.
+
+Each stage runs the optimiser on its own weights, where they are. That equals the
+optimiser over the whole model only if no update of a stage looks at another stage's
+gradients; a transformation that does, such as clipping by the global norm, is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.extend.core import Var
+
+from timelyml.errors import ConfigError
+from timelyml.ml.client.slices import Slice
+from timelyml.ml.functions import JitFunction, jit, partition_spec, type_of
+from timelyml.ml.functions.types import abstract_array
+from timelyml.ml.pipeline.dependence import Dependence, variables
+from timelyml.ml.pipeline.flattening import flattened
+from timelyml.ml.pipeline.tying import without
+
+
+def tally(slice_: Slice) -> JitFunction:
+    """Return the function of lists of totals and counts that gives `(loss, count)`."""
+
+    def loss(totals: Sequence[Any], counts: Sequence[Any]) -> tuple[Any, Any]:
+        total, count = sum(totals), sum(counts)
+        return total / jnp.maximum(count, 1), count
+
+    function: JitFunction = jit(loss, slice=slice_)
+    return function
+
+
+def start(
+    slice_: Slice, optimiser: optax.GradientTransformation, borrowed: set[int]
+) -> JitFunction:
+    """Return the function of weights that gives optimiser state and zero gradients."""
+
+    def begin(params: Any) -> tuple[Any, Any]:
+        state = optimiser.init(without(params, borrowed))
+        return state, jax.tree.map(jnp.zeros_like, params)
+
+    function: JitFunction = jit(begin, slice=slice_)
+    return function
+
+
+def update(
+    slice_: Slice,
+    optimiser: optax.GradientTransformation,
+    borrowed: set[int],
+    params: Any,
+    *,
+    keeps_gradients: bool,
+) -> JitFunction:
+    """Return the function that ends a step of one stage.
+
+    `(params, state, gradients, shared, count) -> (params, state, zeros)`, where
+    `gradients` are those of each replica, and `shared` those of other stages by the
+    position of the weight that they share. Weights and state are destroyed, and the
+    gradients unless they are kept for others.
+    """
+    specs = jax.tree.map(lambda leaf: partition_spec(leaf.spec or ()), params)
+
+    def end(
+        params: Any, state: Any, gradients: Any, shared: Any, count: Any
+    ) -> tuple[Any, Any, Any]:
+        tree = jax.tree.structure(params)
+        columns = zip(*map(jax.tree.leaves, gradients), strict=True)
+        leaves = [functools.reduce(operator.add, each) for each in columns]
+        for position, added in shared.items():
+            leaves[position] = functools.reduce(operator.add, added, leaves[position])
+        divided = [leaf / jnp.maximum(count, 1).astype(leaf.dtype) for leaf in leaves]
+        own = without(params, borrowed)
+        mean = without(jax.tree.unflatten(tree, divided), borrowed)
+        changes, state = optimiser.update(mean, state, own)
+        fresh = iter(jax.tree.leaves(optax.apply_updates(own, changes)))
+        new = [
+            leaf if i in borrowed else next(fresh)
+            for i, leaf in enumerate(jax.tree.leaves(params))
+        ]
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return jax.tree.unflatten(tree, new), state, zeros
+
+    end.__name__ = end.__qualname__ = "update"
+    donated = (0, 1) if keeps_gradients else (0, 1, 2)
+    function: JitFunction = jit(
+        end, slice=slice_, donate_argnums=donated, out_shardings=(specs, None, specs)
+    )
+    return function
+
+
+def check_optimiser(
+    optimiser: optax.GradientTransformation, params: Sequence[Any]
+) -> None:
+    """Raise unless the optimiser treats every stage as if it were alone.
+
+    Args:
+        optimiser: Of the whole model.
+        params: The weights of each stage, or what has their types.
+
+    Raises:
+        ConfigError: What becomes of one stage depends on the gradients of another.
+    """
+    types = [
+        jax.tree.map(lambda each: abstract_array(type_of(each)), p) for p in params
+    ]
+    leaves, tree = jax.tree.flatten(types)
+    stage_of = [s for s, p in enumerate(types) for _ in jax.tree.leaves(p)]
+
+    def changes(*gradients: Any) -> Any:
+        weights = jax.tree.map(lambda each: jnp.ones(each.shape, each.dtype), types)
+        state = optimiser.init(weights)
+        given = jax.tree.unflatten(tree, gradients)
+        return jax.tree.leaves(optimiser.update(given, state, weights)[0])
+
+    whole = flattened(jax.make_jaxpr(changes)(*leaves))
+    dependence = Dependence(whole)
+    for position, out in enumerate(whole.jaxpr.outvars):
+        read = dependence.leaves(variables([out]))
+        _refuse_others(stage_of, position, read, whole.jaxpr.invars)
+
+
+def _refuse_others(
+    stage_of: Sequence[int], position: int, read: Sequence[Var], invars: Sequence[Var]
+) -> None:
+    stages = {stage_of[invars.index(var)] for var in read}
+    mine = stage_of[position]
+    if stages - {mine}:
+        raise ConfigError(
+            f"the optimiser cannot run stage by stage; got one whose update of stage "
+            f"{mine} depends on gradients of stages {sorted(stages - {mine})}, as when "
+            f"clipping by the global norm; expected one that treats leaves or stages "
+            f"alone; clip each value, or leave it out",
+            option="optimiser",
+        )
+
+
+def copied(slice_: Slice) -> Callable[[Any], Any]:
+    """Return the function that brings a value to a slice."""
+
+    def copy(value: Any) -> Any:
+        return value
+
+    function: Callable[[Any], Any] = jit(copy, slice=slice_)
+    return function
