@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -102,6 +103,48 @@ def test_slow_records_are_worked_on_one_by_one():
         pass
 
     assert sizes == [1] * 20
+
+
+def test_a_block_that_fits_in_one_step_is_sent_without_steps():
+    output = Sent()
+    output.records_per_step = 100
+
+    left = steps.send_results(output, 7, list(range(100)), lambda chunk: chunk[::-1])
+
+    assert (left, output.blocks) == (None, [(7, list(range(99, -1, -1)))])
+    assert output.records_per_step == 200  # it was fast, and a full one
+
+
+def test_a_block_that_was_slow_in_one_step_takes_several_the_next_time():
+    output = Sent(tick_s=2 * steps.STEP_S)
+    output.records_per_step = 100
+    doubled = [2 * n for n in range(100)]
+
+    def double(chunk):
+        return [2 * n for n in chunk]
+
+    assert steps.send_results(output, 0, list(range(100)), double) is None
+    left = steps.send_results(output, 1, list(range(100)), double)
+
+    assert left is not None
+    assert sum(1 for _ in left) > 1
+    assert [n for time, block in output.blocks for n in block] == 2 * doubled
+
+
+@given(st.lists(st.lists(st.integers(), max_size=9), max_size=40), st.integers(1, 50))
+@pytest.mark.parametrize("is_lazy", [False, True])
+def test_what_is_sent_at_once_is_what_steps_send(is_lazy, records, size):
+    def work(chunk):
+        results = itertools.chain.from_iterable(chunk)
+        return results if is_lazy else list(results)
+
+    output = Sent()
+    output.records_per_step = size
+    for _ in steps.send_results(output, 3, records, work) or ():
+        pass
+
+    sent = [n for _, block in output.blocks for n in block]
+    assert sent == [n for record in records for n in record]
 
 
 def test_an_endless_generator_is_left_every_few_results():

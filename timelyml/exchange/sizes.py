@@ -22,7 +22,7 @@ _FIXED_BYTES = {int: 32, float: 24, bool: 32, type(None): 16, complex: 32}
 def size_bytes(payload: Payload) -> int:
     """Return the bytes of columns, or an estimate for a list of records.
 
-    Of a list with more than 16 records, 16 evenly spaced ones are measured.
+    Of a list with more than 16 records, up to 16 evenly spaced ones are measured.
 
     >>> import numpy as np
     >>> size_bytes(np.zeros((4, 8), np.float32))
@@ -35,8 +35,8 @@ def size_bytes(payload: Payload) -> int:
     count = len(payload)
     if count <= _SAMPLE:
         return _bytes_of(payload, 0, _NESTING)
-    sample = [payload[index * count // _SAMPLE] for index in range(_SAMPLE)]
-    return _bytes_of(sample, 0, _NESTING) * count // _SAMPLE
+    sample = payload[:: -(-count // _SAMPLE)]
+    return _bytes_of(sample, 0, _NESTING) * count // len(sample)
 
 
 def _bytes_of(values: Iterable[Any], each: int, nesting: int) -> int:

@@ -20,7 +20,7 @@ from timelyml.operators.columns import columns_of
 from timelyml.operators.edges import Routed, StreamLike, settle
 from timelyml.operators.operator_builder import add_operator
 from timelyml.operators.schema import require
-from timelyml.operators.steps import send_in_steps
+from timelyml.operators.steps import send_results
 from timelyml.runtime.operator import Delivery, Logic, Steps
 from timelyml.runtime.shard import Shard
 
@@ -97,7 +97,7 @@ def key_by(up: StreamLike, key: Key, *, num_shards: int | None = None) -> Routed
         return [(key(record), record) for record in records]
 
     def on_batch(shard: Shard, delivery: Delivery) -> Steps:
-        return send_in_steps(shard, delivery.time, records_of(delivery.payload), pair)
+        return send_results(shard, delivery.time, records_of(delivery.payload), pair)
 
     (pairs,) = add_operator("key_by", [up], Logic(on_batch=on_batch))
     return Routed(pairs, Exchange.by_key(first), num_shards)

@@ -36,7 +36,7 @@ from timelyml.operators.schema import (
     as_schema,
     declare,
 )
-from timelyml.operators.steps import Work, in_steps, send_in_steps
+from timelyml.operators.steps import Work, in_steps, send_results
 from timelyml.runtime.operator import Delivery, Logic, Steps
 from timelyml.runtime.shard import Shard
 
@@ -274,7 +274,7 @@ def filter(
         def work(records: list[Any]) -> list[Any]:
             return [record for record in records if passes(record)]
 
-        return send_in_steps(shard, delivery.time, delivery.payload, work, failed)
+        return send_results(shard, delivery.time, delivery.payload, work, failed)
 
     made = _add("filter", up, Logic(on_batch=on_batch), on_error, name)
     kept = made.results if isinstance(made, Diverted) else made
@@ -312,17 +312,17 @@ def _per_record(
     """Add an operator that works on a few records at a time, minding failures or not."""
     work, attempt = ways
 
-    def on_batch(shard: Shard, delivery: Delivery) -> Iterator[None]:
+    def on_batch(shard: Shard, delivery: Delivery) -> Steps:
         records = records_of(delivery.payload)
         failed: list[FailedRecord] = []
         note = noter(shard, on_error, failed)
         if note is None:
-            return send_in_steps(shard, delivery.time, records, work)
+            return send_results(shard, delivery.time, records, work)
 
         def work_on(chunk: list[Any]) -> Iterable[Any]:
             return attempt(chunk, note)
 
-        return send_in_steps(shard, delivery.time, records, work_on, failed)
+        return send_results(shard, delivery.time, records, work_on, failed)
 
     return _add(kind, up, Logic(on_batch=on_batch), on_error, name)
 

@@ -157,6 +157,9 @@ def rebalance(up: StreamLike, *, num_shards: int | None = None) -> Routed:
 
     def on_batch(shard: Shard, delivery: Delivery) -> None:
         targets = shard.output().num_target_shards
+        if targets == 1:
+            shard.output().send_to(delivery.time, 0, delivery.payload)
+            return
         rows = num_records(delivery.payload)
         turn = shard.state.get("turn", shard.index)
         shard.state["turn"] = (turn + rows) % targets

@@ -15,6 +15,7 @@ from typing import Any
 
 from timelyml.exchange import size_bytes
 from timelyml.progress import Timestamp
+from timelyml.runtime.operator import Steps
 from timelyml.runtime.shard import Shard
 
 STEP_S = 0.001
@@ -65,6 +66,27 @@ class Pace:
         self._num_steps = 0
 
 
+def send_results(
+    shard: Shard,
+    time: Timestamp,
+    records: Iterable[Any],
+    work: Work,
+    failed: list[Any] | None = None,
+) -> Steps:
+    """As `send_in_steps`; at once, and without steps, if all fit in one."""
+    size = shard.records_per_step
+    if not isinstance(records, list) or len(records) > size:
+        return send_in_steps(shard, time, records, work, failed)
+    pace = Pace(shard.now, size)
+    produced = work(records)
+    if not isinstance(produced, list):
+        return send_in_steps(shard, time, records, lambda _: produced, failed)
+    pace.step(len(records))
+    shard.records_per_step = pace.size
+    _send(shard, time, produced, failed)
+    return None
+
+
 def send_in_steps(
     shard: Shard,
     time: Timestamp,
@@ -89,15 +111,17 @@ def send_in_steps(
     send_by = pace.began + MAX_DELAY_S
     while chunk := take(pace.size):
         produced = work(chunk)
-        unread = None if isinstance(produced, list) else iter(produced)
+        whole = produced if isinstance(produced, list) else None
+        unread = iter(produced)
         is_chunk_over = False
         while not is_chunk_over:
-            if unread is None:
-                results += produced
+            if whole is not None:
+                results = results + whole if results else whole
                 now, is_chunk_over = pace.step(len(chunk)), True
             else:
-                # One more than one result a record ends the chunk at the first look.
-                wanted = max(len(chunk) + 1, reading.size)
+                # One more than one result a record ends the chunk at the first look;
+                # as many again take half as many looks each time.
+                wanted = reading.size = max(len(chunk) + 1, reading.size)
                 before = len(results)
                 results += islice(unread, wanted)
                 num_read = len(results) - before
