@@ -76,6 +76,10 @@ ELSEWHERE = {
         "runtime/test_controller.py",
         "test_a_worker_that_built_another_graph_is_named_with_the_first_difference",
     ),
+    "a graph that differs between workers, in earnest": (
+        "runtime/test_own_rules.py",
+        "test_a_graph_that_differs_between_workers_is_refused_with_the_difference",
+    ),
     "Ctrl-C in the middle": (
         "runtime/test_programs.py",
         "test_ctrl_c_drains_the_run_then_interrupts_the_program",

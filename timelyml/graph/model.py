@@ -19,7 +19,8 @@ from typing import TypeAlias
 
 from timelyml.errors import GraphError
 from timelyml.graph.mermaid import to_mermaid
-from timelyml.graph.shards import check_edge, check_placement
+from timelyml.graph.placement import Placement
+from timelyml.graph.shards import check_edge, resolved
 from timelyml.graph.spec import ChannelSpec, OperatorSpec, PortRef, ScopeSpec
 from timelyml.graph.text import describe, first_difference
 from timelyml.progress import ReachabilityGraph, Summary
@@ -152,19 +153,20 @@ class Graph:
             if self.is_input(location) and cycles.of(location) not in leads_on
         )
 
-    def resolve(self, num_workers: int) -> Graph:
+    def resolve(self, num_workers: int, *, placement: Placement | None = None) -> Graph:
         """Return the graph with one-per-worker operators fixed to that many shards.
+
+        Args:
+            num_workers: Of the cluster.
+            placement: The run's, for operators that have none of their own.
 
         Raises:
             PlacementError: A placement names a worker or shard that does not exist.
             ShardCountError: A gather goes to a shard that does not exist.
         """
         operators = tuple(
-            replace(spec, num_shards=num_workers) if spec.num_shards is None else spec
-            for spec in self.operators
+            resolved(spec, num_workers, placement) for spec in self.operators
         )
-        for spec in operators:
-            check_placement(spec, num_workers)
         for channel in self.channels:
             producer = operators[channel.source.operator]
             check_edge(channel.pact, producer, operators[channel.target.operator])

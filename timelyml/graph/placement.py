@@ -2,7 +2,8 @@
 
 A placement is a rule, not a table: its size does not depend on the number of
 shards, except for `Custom`, which is the user's own table. Every worker computes
-the same answer from the same three numbers, so nothing is sent.
+the same answer from the same three numbers, so nothing is sent. A rule that users
+wrote themselves is asked once, by the driver.
 """
 
 from __future__ import annotations
@@ -166,6 +167,27 @@ class Custom:
 def is_placement(value: object) -> bool:
     """Whether `value` is a placement; a class of placements is none."""
     return isinstance(value, Placement) and not isinstance(value, type)
+
+
+def settled(
+    placement: Placement, num_shards: int, num_workers: int, *, who: str
+) -> Placement:
+    """Return a user's own rule as a table, so that no process has to ask it again.
+
+    A rule may come to another answer elsewhere, by hashes of strings for one.
+
+    Raises:
+        PlacementError: The rule names something that is no worker.
+    """
+    if isinstance(placement, RoundRobin | Contiguous | Custom):
+        return placement
+    found = (
+        placement.worker_of(shard, num_shards, num_workers)
+        for shard in range(num_shards)
+    )
+    table = Custom(tuple(found))
+    table.check(num_shards, num_workers, who=who)
+    return table
 
 
 def _check_shard(shard: int, num_shards: int) -> None:

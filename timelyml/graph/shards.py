@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from timelyml.errors import GraphError, ShardCountError
 from timelyml.graph.pact import Gather, Pact, Pipeline
-from timelyml.graph.placement import PLACEMENT_RULE, is_placement
+from timelyml.graph.placement import (
+    PLACEMENT_RULE,
+    Placement,
+    is_placement,
+    settled,
+)
 from timelyml.graph.spec import OperatorSpec
 from timelyml.graph.text import shards_text
 
@@ -78,3 +85,19 @@ def check_placement(spec: OperatorSpec, num_workers: int | None = None) -> None:
         )
     if spec.placement is not None and spec.num_shards is not None:
         spec.placement.check(spec.num_shards, num_workers, who=who)
+
+
+def resolved(
+    spec: OperatorSpec, num_workers: int, placement: Placement | None
+) -> OperatorSpec:
+    """Return an operator as it is on so many workers; see `Graph.resolve`."""
+    num_shards = spec.num_shards or num_workers
+    spec = replace(spec, num_shards=num_shards)
+    check_placement(spec, num_workers)
+    rule = spec.placement or placement
+    if rule is None:
+        return spec
+    who = f"operator {spec.name!r}"
+    rule.check(num_shards, num_workers, who=who)
+    table = settled(rule, num_shards, num_workers, who=who)
+    return spec if table is rule else replace(spec, placement=table)

@@ -201,7 +201,7 @@ class Cluster:
             )
         check_listener(on_message)
         run_config = make_config(config)
-        resolved = graph.resolve(self.options.workers)
+        resolved = graph.resolve(self.options.workers, placement=run_config.placement)
         shipped = ship(ShippedRun(resolved, run_config))
         session = self._usable_session()
         generation = next(self._generations)

@@ -106,8 +106,8 @@ class FlowTester:
             TimelyError: The graph, an option or captured code was refused.
         """
         graph = flow.build() if isinstance(flow, Dataflow) else flow
-        resolved = graph.resolve(self.num_workers)
         run_config = make_config(config)
+        resolved = graph.resolve(self.num_workers, placement=run_config.placement)
         generation = len(self._runs) + 1
         record = _SteppedRecord(
             self._wait,
