@@ -214,16 +214,15 @@ class GraphBuilder:
 
     def leave(self, stream: StreamRef) -> StreamRef:
         """Return the stream one scope further out; inner times of an epoch merge."""
-        who = stream.label
-        self._check_own(stream.builder, who)
+        self._check_own(stream.builder, who := stream.label)
         if not stream.scope:
             raise ScopeError(
                 f"{who} cannot leave a scope; got a stream at the top level; expected "
                 f"one inside a scope; enter a scope first, or use the stream as it is",
                 stream=who,
             )
-        summary = compose(who, stream.summary, Summary.leave(stream.depth))
-        return replace(stream, scope=stream.scope[:-1], summary=summary)
+        outer = compose(who, stream.summary, Summary.leave(stream.depth))
+        return replace(stream, scope=stream.scope[:-1], summary=outer)
 
     def feedback(
         self,
@@ -259,14 +258,13 @@ class GraphBuilder:
 
     def connect(self, loop: LoopRef, end: StreamRef) -> None:
         """Feed `end` back into the stream of `loop`, once, in the loop's own scope."""
-        who = end.label
         self._check_own(loop.builder, f"loop {loop.name!r}")
-        self._check_own(end.builder, who)
+        self._check_own(end.builder, who := end.label)
         if loop.index in self._ends:
-            before = self._ends[loop.index].label
             raise LoopError(
-                f"loop {loop.name!r} is connected twice; got {who} after {before}; "
-                f"expected one end; concatenate the streams, and connect the result",
+                f"loop {loop.name!r} is connected twice; got {who} after "
+                f"{self._ends[loop.index].label}; expected one end; concatenate the "
+                "streams, and connect the result",
                 loop=loop.name,
             )
         if end.scope != loop.stream.scope:
@@ -390,6 +388,10 @@ class GraphBuilder:
                 dataflow=self.name,
                 other=builder.name,
             )
+
+    def is_regular(self, stream: StreamRef) -> bool:
+        """Return whether the operator of a stream promises to fire at every time."""
+        return stream.loop is None and self._operators[stream.operator].regular
 
     def place(self, path: Sequence[int]) -> str:
         """Return a scope for people: `the top level`, `scope 'outer/inner'`."""

@@ -19,6 +19,7 @@ from timelyml.ml.firing import Blocks, Firing, Rule, add_firing_operator
 from timelyml.ml.functions import jit
 from timelyml.ml.moe import (
     DispatchPlan,
+    MoE,
     combine,
     expert_backward,
     expert_forward,
@@ -33,6 +34,7 @@ from timelyml.ml.pipeline import (
     pipeline,
 )
 from timelyml.ml.programs import OfflineClient, program
+from timelyml.ml.sharded import grad, rows, train_step, value_and_grad
 
 __all__ = [
     "Blocks",
@@ -44,6 +46,7 @@ __all__ = [
     "Firing",
     "Handle",
     "HandleError",
+    "MoE",
     "OfflineClient",
     "Pipeline",
     "PipelineRecord",
@@ -66,6 +69,7 @@ __all__ = [
     "cut_rows",
     "expert_backward",
     "expert_forward",
+    "grad",
     "jit",
     "local",
     "num_rows_of",
@@ -76,5 +80,8 @@ __all__ = [
     "plan_dispatch",
     "program",
     "routing_weights",
+    "rows",
     "serve",
+    "train_step",
+    "value_and_grad",
 ]

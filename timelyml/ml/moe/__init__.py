@@ -13,6 +13,7 @@ from timelyml.ml.moe.experts import (
     run_experts_backward,
     shared_forward,
 )
+from timelyml.ml.moe.layer import MoE, Routing
 from timelyml.ml.moe.losses import (
     RouterSums,
     add_sums,
@@ -34,10 +35,12 @@ __all__ = [
     "Dropping",
     "ExpertChoice",
     "Groups",
+    "MoE",
     "Noise",
     "Routed",
     "Router",
     "RouterSums",
+    "Routing",
     "TokenChoice",
     "add_sums",
     "balance",

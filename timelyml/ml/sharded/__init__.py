@@ -1,0 +1,55 @@
+"""Differentiable dataflows: functions of values on shards, and their gradients."""
+
+from timelyml.ml.sharded.api import (
+    Rows,
+    Trained,
+    assemble,
+    flow,
+    grad,
+    rows,
+    train_step,
+    value_and_grad,
+)
+from timelyml.ml.sharded.columns import Column, Parameter, split
+from timelyml.ml.sharded.vocabulary import (
+    Exchanged,
+    assign,
+    branch,
+    broadcast,
+    by_group,
+    call,
+    concat,
+    exchange,
+    gather,
+    give_back,
+    merge,
+    repeat,
+    total,
+)
+
+__all__ = [
+    "Column",
+    "Exchanged",
+    "Parameter",
+    "Rows",
+    "Trained",
+    "assemble",
+    "assign",
+    "branch",
+    "broadcast",
+    "by_group",
+    "call",
+    "concat",
+    "exchange",
+    "flow",
+    "gather",
+    "give_back",
+    "grad",
+    "merge",
+    "repeat",
+    "rows",
+    "split",
+    "total",
+    "train_step",
+    "value_and_grad",
+]

@@ -1,0 +1,299 @@
+"""What a call does on one shard: forward, and back from cotangents to gradients.
+
+A function takes a list of leaves, columns and parameters as they stand among its
+arguments, and gives a list of outputs. Prepared for what is wanted of it, it also
+gives gradients: it either keeps what its linear part needs, or computes forward once
+more, from the same inputs and the same decisions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from timelyml.ml.buckets import bucket_size, cut_rows, pad_rows
+from timelyml.ml.compiled import Compiled, compiled
+from timelyml.ml.sharded.structure import Structure
+
+Leaves: TypeAlias = Sequence[Any]
+
+
+class Needs(NamedTuple):
+    """What of a function's gradient is wanted; three flags by place."""
+
+    wanted: tuple[bool, ...]
+    """Leaves that gradients are wanted of."""
+    live: tuple[bool, ...]
+    """Outputs that have cotangents."""
+    losses: tuple[bool, ...]
+    """Outputs that are parts of the loss: the cotangent of each element is 1."""
+
+
+class Prepared(Protocol):
+    """A function with its compiled parts; travels to workers."""
+
+    def forward(self, leaves: Leaves) -> tuple[list[Any], Any]:
+        """Give the outputs, and what to keep for the way back."""
+        ...
+
+    def backward(self, leaves: Leaves, kept: Any, cotangents: Leaves) -> list[Any]:
+        """Give the gradient of each leaf, None where it is not wanted.
+
+        Cotangents of outputs that are not live are None.
+        """
+        ...
+
+
+class Function(Protocol):
+    """What a call computes."""
+
+    def prepared(self, needs: Needs) -> Prepared:
+        """Compile what is needed, on the worker that calls it first."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A JAX function on leaves; equal for equal functions, so compiled once."""
+
+    function: Callable[..., Any]
+    bound: tuple[Any, ...]
+    """What a partial binds; static."""
+    structure: Structure
+    """Of the arguments."""
+    decision: Structure | None = None
+    """Of the first result, if the function decides something by it."""
+
+    @classmethod
+    def of(
+        cls,
+        function: Callable[..., Any],
+        structure: Structure,
+        decision: Structure | None = None,
+    ) -> Body:
+        """Take partials apart, since two of the same are not equal."""
+        if isinstance(function, functools.partial) and not function.keywords:
+            with contextlib.suppress(TypeError):
+                hash(function.args)
+                return cls(function.func, function.args, structure, decision)
+        return cls(function, (), structure, decision)
+
+    @property
+    def num_decisions(self) -> int:
+        """How many outputs, the first ones, are taken as they were when replayed."""
+        return 0 if self.decision is None else self.decision.num_leaves
+
+    def outputs(self, leaves: Leaves, decision: Leaves = ()) -> list[Any]:
+        """Call the function; replay the leaves of a decision, if there are any."""
+        arguments = self.structure.unflatten(leaves)
+        more = {}
+        if decision and self.decision is not None:
+            more["decision"] = self.decision.unflatten(decision)
+        return list(jax.tree.leaves(self.function(*self.bound, *arguments, **more)))
+
+
+@jax.tree_util.register_pytree_node_class
+class Residual:
+    """What the linear part needs, without what the caller has anyway: its inputs."""
+
+    __slots__ = ("arrays", "static")
+
+    def __init__(self, arrays: Sequence[Any], static: Any) -> None:
+        self.arrays = arrays
+        self.static = static
+
+    @classmethod
+    def of(cls, pull: Any, leaves: Leaves) -> Residual:
+        """Take apart what `jax.vjp` gave, while it is traced."""
+        found, structure = jax.tree.flatten(pull)
+        place = {id(leaf): index for index, leaf in enumerate(leaves)}
+        inputs = tuple(place.get(id(leaf), -1) for leaf in found)
+        fresh = [leaf for leaf, i in zip(found, inputs, strict=True) if i < 0]
+        return cls(fresh, (structure, inputs))
+
+    def pull(self, leaves: Leaves) -> Any:
+        """Put the linear part together again."""
+        structure, inputs = self.static
+        fresh = iter(self.arrays)
+        found = [next(fresh) if index < 0 else leaves[index] for index in inputs]
+        return jax.tree.unflatten(structure, found)
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
+        """Give arrays and what is static, to JAX."""
+        return tuple(self.arrays), self.static
+
+    @classmethod
+    def tree_unflatten(cls, static: Any, arrays: Sequence[Any]) -> Residual:
+        """Take them back, from JAX."""
+        return cls(arrays, static)
+
+
+@dataclass(frozen=True, slots=True)
+class JaxFunction:
+    """A JAX function of all its leaves at once.
+
+    Attributes:
+        body: The function.
+        keeps: Keep residuals; else the forward pass is computed again.
+        smallest: Pad rows to buckets from this size on; 0: never. All columns then
+            share their leading axis, and so do all outputs.
+        is_column: By leaf; others are parameters, which are not padded.
+    """
+
+    body: Body
+    keeps: bool = False
+    smallest: int = 0
+    is_column: tuple[bool, ...] = ()
+
+    def prepared(self, needs: Needs) -> Prepared:
+        """See `Function`."""
+        body, wanted, live, losses = self.body, *needs
+        start = (
+            functools.partial(_start, body, wanted, live)
+            if self.keeps and any(live)
+            else functools.partial(_forward, body)
+        )
+        return PreparedJax(
+            self,
+            needs,
+            compiled(start),
+            compiled(functools.partial(_pull, body, wanted, live)),
+            compiled(_finish),
+            compiled(functools.partial(_turn, body, wanted, losses)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedJax:
+    """See `JaxFunction`; also does both passes in one computation."""
+
+    function: JaxFunction
+    needs: Needs
+    start: Compiled
+    pull: Compiled
+    finish: Compiled
+    both: Compiled
+
+    @property
+    def can_turn(self) -> bool:
+        """Whether `turn` works: padding would be part of the loss."""
+        return not self.function.smallest
+
+    def forward(self, leaves: Leaves) -> tuple[list[Any], Any]:
+        """Give outputs, cut to the rows there are."""
+        count, leaves = self._padded(leaves)
+        result = self.start(tuple(leaves))
+        if self.function.keeps and any(self.needs.live):
+            outputs, kept = result
+        else:
+            outputs = result
+            kept = outputs[: self.function.body.num_decisions]
+        return [self._cut(each, count) for each in outputs], kept
+
+    def backward(self, leaves: Leaves, kept: Any, cotangents: Leaves) -> list[Any]:
+        """Give gradients; cotangents of padding are zeros."""
+        count, leaves = self._padded(leaves)
+        if count is not None:
+            size = bucket_size(count, smallest=self.function.smallest)
+            cotangents = [None if c is None else pad_rows(c, size) for c in cotangents]
+        live = tuple(c for c, ok in zip(cotangents, self.needs.live, strict=True) if ok)
+        if isinstance(kept, Residual):
+            found = self.finish(kept, tuple(leaves), live)
+        else:
+            found = self.pull(tuple(leaves), (tuple(kept), live))
+        return self._spread(found, count)
+
+    def turn(self, leaves: Leaves) -> tuple[list[Any], list[Any]]:
+        """Give outputs and gradients of the loss at once."""
+        outputs, found = self.both(tuple(leaves))
+        return [np.asarray(each) for each in outputs], self._spread(found, None)
+
+    def _padded(self, leaves: Leaves) -> tuple[int | None, Leaves]:
+        smallest, is_column = self.function.smallest, self.function.is_column
+        if not smallest:
+            return None, leaves
+        pairs = list(zip(leaves, is_column, strict=True))
+        count = next(len(leaf) for leaf, yes in pairs if yes)
+        size = bucket_size(count, smallest=smallest)
+        return count, [pad_rows(leaf, size) if yes else leaf for leaf, yes in pairs]
+
+    @staticmethod
+    def _cut(array: Any, count: int | None) -> Any:
+        return np.asarray(array) if count is None else cut_rows(array, count)
+
+    def _spread(self, found: Sequence[Any], count: int | None) -> list[Any]:
+        """Give found gradients their places among all leaves."""
+        ready = iter(found)
+        is_column = self.function.is_column
+        spread: list[Any] = []
+        for place, wanted in enumerate(self.needs.wanted):
+            gradient = next(ready) if wanted else None
+            if wanted and is_column[place]:
+                gradient = self._cut(gradient, count)
+            spread.append(gradient)
+        return spread
+
+
+def _merged(leaves: Leaves, wanted: tuple[bool, ...], some: Leaves) -> list[Any]:
+    ready = iter(some)
+    return [
+        next(ready) if is_wanted else leaf
+        for leaf, is_wanted in zip(leaves, wanted, strict=True)
+    ]
+
+
+def _some(leaves: Leaves, flags: tuple[bool, ...]) -> list[Any]:
+    return [leaf for leaf, flag in zip(leaves, flags, strict=True) if flag]
+
+
+def _forward(body: Body, leaves: Leaves) -> tuple[Any, ...]:
+    return tuple(body.outputs(leaves))
+
+
+def _pull(
+    body: Body,
+    wanted: tuple[bool, ...],
+    live: tuple[bool, ...],
+    leaves: Leaves,
+    back: tuple[Leaves, Leaves],
+) -> Any:
+    decision, cotangents = back
+
+    def of(*some: Any) -> list[Any]:
+        return _some(body.outputs(_merged(leaves, wanted, some), decision), live)
+
+    _, pull = jax.vjp(of, *_some(leaves, wanted))
+    return pull(list(cotangents))
+
+
+def _start(
+    body: Body, wanted: tuple[bool, ...], live: tuple[bool, ...], leaves: Leaves
+) -> tuple[tuple[Any, ...], Residual]:
+    def of(*some: Any) -> tuple[list[Any], list[Any]]:
+        outputs = body.outputs(_merged(leaves, wanted, some))
+        return _some(outputs, live), outputs
+
+    _, back, outputs = jax.vjp(of, *_some(leaves, wanted), has_aux=True)
+    return tuple(outputs), Residual.of(back, leaves)
+
+
+def _finish(kept: Residual, leaves: Leaves, cotangents: Leaves) -> Any:
+    return kept.pull(leaves)(list(cotangents))
+
+
+def _turn(
+    body: Body, wanted: tuple[bool, ...], losses: tuple[bool, ...], leaves: Leaves
+) -> Any:
+    def of(*some: Any) -> tuple[list[Any], list[Any]]:
+        outputs = body.outputs(_merged(leaves, wanted, some))
+        return _some(outputs, losses), outputs
+
+    parts, back, outputs = jax.vjp(of, *_some(leaves, wanted), has_aux=True)
+    return outputs, back([jnp.ones(part.shape, part.dtype) for part in parts])

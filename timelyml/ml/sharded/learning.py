@@ -1,0 +1,166 @@
+"""What operators that hold parameters do beside their stations: rules of the update.
+
+Gradients of shared parameters go to all shards, which add them up in the same order and
+take the same step; those of split ones stay. Either way the update of a time is seen by
+no pass of that time, and by every pass of the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from timelyml.graph import Broadcast, GraphBuilder, LoopRef, StreamRef
+from timelyml.ml.firing import Rule
+from timelyml.ml.sharded.ending import add_ending, add_norm, add_weights
+from timelyml.ml.sharded.frames import Frame, there
+from timelyml.ml.sharded.optimisers import Optimiser, Owned, Step
+from timelyml.ml.sharded.stations import NO_OUTPUT, Held
+from timelyml.ml.sharded.structure import Structure
+from timelyml.ml.sharded.updates import (
+    ClippedUpdate,
+    Contributing,
+    Give,
+    Start,
+    Tell,
+    Update,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Learnt:
+    """The parameters of a dataflow function, and what becomes of their gradients.
+
+    Attributes:
+        structure: Of all parameters.
+        params: Their leaves, arrays.
+        trained: Places of those that have gradients.
+        optimiser: Updates them; None: gradients are given out.
+        clip_norm: Clip gradients by their global norm.
+    """
+
+    structure: Structure
+    params: Sequence[Any]
+    trained: frozenset[int]
+    optimiser: Optimiser | None = None
+    clip_norm: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Learning:
+    """Adds the rules of updates to operators, and then what stands beside them."""
+
+    builder: GraphBuilder
+    learnt: Learnt
+    tick: LoopRef
+    is_dense: bool
+    """Whether the loss comes at every time."""
+    asked: LoopRef = field(init=False)
+    norm: LoopRef | None = field(init=False, default=None)
+    norms: list[tuple[Frame, int]] = field(default_factory=list)
+    told: list[tuple[Frame, int]] = field(default_factory=list)
+    given: list[tuple[Frame, int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.learnt.optimiser is not None:
+            self.asked = self.builder.feedback(by=0, num_shards=1)
+            if self.learnt.clip_norm is not None:
+                self.norm = self.builder.feedback(by=0, num_shards=1)
+
+    def add(self, frame: Frame, sources: Sequence[tuple[str, int, Held]]) -> Start:
+        """Add the rules of an operator; give what puts its parameters in place.
+
+        Args:
+            frame: The operator, its stations' rules added.
+            sources: Name, port and parameters of each station with gradients.
+        """
+        start, assigned = start_of(frame, self.learnt), _assigned(frame)
+        trained = set(frame.parameters) & self.learnt.trained - assigned
+        made = Contributing(tuple(sorted(trained)), tuple(sources))
+        ports = tuple(port for _, port, _ in sources) or (self.tick_port(frame),)
+        if self.learnt.optimiser is None:
+            self._add_give(frame, made, ports)
+            return start
+        owned = Owned(self.learnt.optimiser, self.learnt.structure, made.trained)
+        step = Step.of(owned, self.learnt.clip_norm)
+        self._add_update(frame, step, made, ports)
+        self._add_tell(frame)
+        return Start(start.params, step)
+
+    def tick_port(self, frame: Frame) -> int:
+        """Let an operator hear of every time that has a loss."""
+        return frame.port(self.tick.stream, Broadcast(dense=self.is_dense))
+
+    def finish(self, name: str, loss: StreamRef) -> StreamRef | None:
+        """Add norm, end and weights; give the stream of weights, if it is learnt."""
+        if self.norm is not None:
+            squares = [frame.outputs[output] for frame, output in self.norms]
+            norm = add_norm(
+                self.builder, f"{name} norm", squares, is_dense=self.is_dense
+            )
+            self.norm.connect(norm)
+        if self.learnt.optimiser is None:
+            return None
+        end = add_ending(self.builder, f"{name} end", loss, is_dense=self.is_dense)
+        self.asked.connect(end)
+        told = [frame.outputs[output] for frame, output in self.told]
+        return add_weights(self.builder, f"{name} weights", told) if told else None
+
+    def _add_update(
+        self, frame: Frame, step: Step, made: Contributing, ports: tuple[int, ...]
+    ) -> None:
+        every = tuple(range(frame.num_outputs))
+        shared = frozenset(p.index for p in frame.parameters.values() if not p.is_split)
+        if self.norm is None:
+            update = Update(step, made, shared, NO_OUTPUT)
+            frame.rules.append(Rule(ports, update, later=every))
+            return
+        output = frame.output()
+        self.norms.append((frame, output))
+        update = Update(step, made, shared, output)
+        frame.rules.append(Rule(ports, update, outputs=there(output)))
+        port = frame.port(self.norm.stream, Broadcast(dense=self.is_dense))
+        frame.rules.append(Rule((port,), ClippedUpdate(step, port), later=every))
+
+    def _add_give(
+        self, frame: Frame, made: Contributing, ports: tuple[int, ...]
+    ) -> None:
+        every = tuple(range(frame.num_outputs))
+        outputs = [
+            (place, frame.output(), frame.parameters[place].is_split)
+            for place in made.trained
+        ]
+        self.given += [(frame, place, output) for place, output, _ in outputs]
+        to = tuple(output for _, output, _ in outputs)
+        rule = Rule(ports, Give.of(made, outputs), outputs=to, later=every)
+        frame.rules.append(rule)
+
+    def _add_tell(self, frame: Frame) -> None:
+        port = frame.port(self.asked.stream, Broadcast())
+        output = frame.output()
+        held = tuple((p.index, p.is_split) for p in frame.parameters.values())
+        frame.rules.append(
+            Rule(
+                tuple(range(len(frame.inputs))),  # after everything else of a time
+                Tell(output, held),
+                outputs=(output,),
+                asked_by=(port,),
+            )
+        )
+        self.told.append((frame, output))
+
+
+def start_of(frame: Frame, learnt: Learnt) -> Start:
+    """Give what puts the parameters of an operator in place."""
+    return Start(
+        tuple(
+            (each.index, each.is_split, learnt.params[each.index])
+            for each in frame.parameters.values()
+        ),
+        None,
+    )
+
+
+def _assigned(frame: Frame) -> set[int]:
+    return {index for site in frame.sites for index, _ in site.assigned}

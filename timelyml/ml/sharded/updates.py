@@ -1,0 +1,196 @@
+"""What an operator does with the gradients of its parameters, once a time is closed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import jax.numpy as jnp
+import numpy as np
+
+from timelyml.ml.compiled import Compiled, compiled
+from timelyml.ml.firing import Firing
+from timelyml.ml.sharded.optimisers import Contributions, Step, sum_in_order
+from timelyml.ml.sharded.stations import Held
+from timelyml.runtime.shard import Shard
+
+Record: TypeAlias = tuple[int, int, bool, Any]
+"""Place of a parameter, shard, whether it is a part, and the array."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Puts parameters in place; a shard keeps only its part of those that are split."""
+
+    params: tuple[tuple[int, bool, Any], ...]
+    """Place, whether it is split, and the whole array."""
+    step: Step | None
+
+    def __call__(self, shard: Shard) -> None:
+        """Fill the state of a shard, unless a snapshot did."""
+        state = shard.state_of("state")
+        if "params" in state:
+            return
+        params = {
+            place: jnp.array(_part(array, shard) if is_split else array)
+            for place, is_split, array in self.params
+        }
+        state["params"] = params
+        if self.step is not None:
+            state["optimiser"] = self.step.owned.start(params)
+
+
+def _part(array: Any, shard: Shard) -> Any:
+    size = len(array) // shard.num_shards
+    return array[shard.index * size : (shard.index + 1) * size]
+
+
+@dataclass(frozen=True, slots=True)
+class Contributing:
+    """Where gradients come from: the ports of an operator's stations."""
+
+    trained: tuple[int, ...]
+    sites: tuple[tuple[str, int, Held], ...]
+    """Name, port and parameters of each station."""
+
+    def collect(self, firing: Firing) -> Contributions:
+        """Give, by trained parameter, what is to be added up."""
+        found: dict[int, list[Any]] = {place: [] for place in self.trained}
+        stored = firing.state.pop("gradients", {})
+        for name, port, held in self.sites:
+            if held.shared and firing.inputs[port]:
+                for place, stacked in zip(
+                    held.shared, firing.inputs[port].rows, strict=True
+                ):
+                    found[place].append(stacked)
+            for place, gradient in stored.get(name, {}).items():
+                found[place].append(gradient[None])
+        return tuple(tuple(found[place]) for place in self.trained)
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Takes one step of the optimiser, or sends the norm that it has to wait for."""
+
+    step: Step
+    contributing: Contributing
+    shared: frozenset[int]
+    norm_output: int
+
+    def __call__(self, firing: Firing) -> None:
+        """Update what the shard holds."""
+        state = firing.state
+        state["params"].update(state.pop("assigned", {}))
+        owned = self.step.owned
+        contributions = self.contributing.collect(firing)
+        params = owned.chosen(state["params"])
+        if self.step.clip_norm is None:
+            fresh, state["optimiser"] = self.step.whole(
+                params, state["optimiser"], contributions
+            )
+            state["params"].update(fresh)
+            return
+        state["summed"], squares = self.step.add(params, contributions)
+        own = [
+            square
+            for place, square in squares.items()
+            if place not in self.shared or firing.shard.index == 0
+        ]
+        # A column for each: who adds them up does so in one order.
+        firing.send(self.norm_output, np.asarray([own], np.float64))
+
+
+@dataclass(frozen=True, slots=True)
+class ClippedUpdate:
+    """Takes the step, once the norm of all gradients is known."""
+
+    step: Step
+    port: int
+
+    def __call__(self, firing: Firing) -> None:
+        """Update what the shard holds."""
+        state = firing.state
+        norm = np.asarray(firing.inputs[self.port].rows[0])
+        params = self.step.owned.chosen(state["params"])
+        fresh, state["optimiser"] = self.step.clipped(
+            params, state["optimiser"], (state.pop("summed"), norm)
+        )
+        state["params"].update(fresh)
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """Adds up squares of all shards of all operators, in the order of ports."""
+
+    ports: tuple[int, ...]
+
+    def __call__(self, firing: Firing) -> None:
+        """Send the norm to all."""
+        total = 0.0
+        for port in self.ports:
+            for payload in firing.inputs[port].payloads:
+                total += float(np.sum(payload))
+        firing.send(0, np.asarray([np.sqrt(total)]))
+
+
+@dataclass(frozen=True, slots=True)
+class Give:
+    """Sends gradients to whoever asked for them."""
+
+    contributing: Contributing
+    add: Compiled
+    outputs: tuple[tuple[int, int, bool], ...]
+    """Place of a parameter, output, and whether shards hold parts of it."""
+
+    @classmethod
+    def of(
+        cls, contributing: Contributing, outputs: Sequence[tuple[int, int, bool]]
+    ) -> Give:
+        """Compile the sum."""
+        return cls(contributing, compiled(_sums), tuple(outputs))
+
+    def __call__(self, firing: Firing) -> None:
+        """Send each parameter's gradient; of shared ones, only one shard does."""
+        params = firing.state["params"]
+        contributions = self.contributing.collect(firing)
+        sums = dict(
+            zip(self.contributing.trained, self.add(contributions), strict=True)
+        )
+        for place, output, is_part in self.outputs:
+            gradient = sums[place]
+            if gradient is None:
+                gradient = np.zeros(params[place].shape, params[place].dtype)
+            if is_part:
+                firing.send(output, np.asarray(gradient))
+            elif firing.shard.index == 0:
+                firing.send(output, np.asarray(gradient)[None])
+
+
+def _sums(contributions: Contributions) -> tuple[Any, ...]:
+    return tuple(
+        functools.reduce(jnp.add, [sum_in_order(part) for part in parts])
+        if parts
+        else None
+        for parts in contributions
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Answers with the parameters that the shard holds."""
+
+    output: int
+    params: tuple[tuple[int, bool], ...]
+
+    def __call__(self, firing: Firing) -> None:
+        """Send records; of what all shards hold, only the first one does."""
+        params, index = firing.state["params"], firing.shard.index
+        records: list[Record] = [
+            (place, index, is_split, np.array(params[place]))
+            for place, is_split in self.params
+            if is_split or index == 0
+        ]
+        if records:
+            firing.send(self.output, records)
