@@ -38,6 +38,18 @@ def test_equal_keys_meet_whatever_shard_they_come_from(cluster):
     assert {word: {stable_hash(word) % 4} for word in WORDS} == shards
 
 
+def test_equal_keys_meet_also_by_the_hashes_of_python(cluster):
+    """A string hashes differently in processes that are left to themselves."""
+    flow = Dataflow(num_shards=4)
+    spread = flow.source(lambda shard, num_shards: [WORDS]).exchange(hash)
+    spread.unary(at_shard).collect()
+
+    shards = defaultdict(set)
+    for shard, word in cluster.run(flow)["out"]:
+        shards[word].add(shard)
+    assert set(map(len, shards.values())) == {1}
+
+
 def test_exchange_by_batch_sends_rows_where_the_array_says(cluster):
     rows = np.arange(40)
     flow = Dataflow(num_shards=3)

@@ -18,6 +18,17 @@ def test_a_platform_that_is_set_stays():
 
 
 @pytest.mark.parametrize(
+    ("present", "expected"), [({}, "0"), ({"PYTHONHASHSEED": "random"}, "0")]
+)
+def test_workers_hash_alike(present, expected):
+    assert worker_environment(present)["PYTHONHASHSEED"] == expected
+
+
+def test_a_seed_of_hashes_that_is_set_stays():
+    assert worker_environment({"PYTHONHASHSEED": "7"})["PYTHONHASHSEED"] == "7"
+
+
+@pytest.mark.parametrize(
     ("present", "num_devices", "expected"),
     [("", 1, "16"), ("2", 1, "16"), ("64", 1, "64"), ("", 12, "24"), ("x", 1, "16")],
 )

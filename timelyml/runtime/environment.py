@@ -13,6 +13,7 @@ BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 MIN_XLA_THREADS = 16
 SINGLE_CORE_FLAG = "--xla_cpu_multi_thread_eigen=false"
 DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
+HASH_SEED = "0"
 
 
 def worker_environment(
@@ -25,7 +26,9 @@ def worker_environment(
 
     One BLAS thread per process, JAX on the CPU unless another platform is set, a
     thread pool large enough for the collectives of `num_devices` virtual devices,
-    and one core per XLA computation. `overrides` come last and win.
+    and one core per XLA computation. All workers get the same seed for hashes, or
+    `hash` of a string, as a key, would send equal records to different shards.
+    `overrides` come last and win.
 
     >>> worker_environment({"XLA_FLAGS": "--a"})["XLA_FLAGS"]
     '--a --xla_cpu_multi_thread_eigen=false'
@@ -33,6 +36,8 @@ def worker_environment(
     environment = dict(base)
     environment.update(dict.fromkeys(BLAS_THREADS, "1"))
     environment.setdefault("JAX_PLATFORMS", "cpu")
+    if base.get("PYTHONHASHSEED", "random") in ("", "random"):
+        environment["PYTHONHASHSEED"] = HASH_SEED
     environment["NPROC"] = str(_num_threads(base.get("NPROC", ""), num_devices))
     environment["XLA_FLAGS"] = _xla_flags(base.get("XLA_FLAGS", ""), num_devices)
     environment.update(overrides or {})
