@@ -9,9 +9,11 @@ times is told too: other processes of the machine distort it less.
 from __future__ import annotations
 
 import argparse
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -58,15 +60,21 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1.0, help="of the work")
+    parser.add_argument(
+        "--small", action="store_true", help="a quarter of the work, in one round"
+    )
     parser.add_argument("--case", nargs="*", choices=names, default=names)
     parser.add_argument("--processes", type=int, nargs="*", default=[1, 2])
     options = parser.parse_args(argv)
-    size = work.Size().scaled(options.scale)
+    scale, num_rounds = options.scale, options.rounds
+    if options.small:
+        scale, num_rounds = scale / 4, 1
+    size = work.Size().scaled(scale)
     report = Report("timelyml beside Bytewax, same data, fresh processes")
     for case in CASES:
         if case.name in options.case:
             for num_processes in options.processes:
-                measure(report, case, size, num_processes, options.rounds)
+                measure(report, case, size, num_processes, num_rounds)
     report.show(as_json=options.json)
     return 0
 
@@ -77,12 +85,16 @@ def measure(
     """Add the rows of one case and number of processes."""
     outcomes: dict[str, list[Outcome]] = {engine: [] for engine in ENGINES}
     bare: list[float] = []
-    for _ in range(num_rounds):
-        for engine in ENGINES:
-            outcomes[engine].append(run(engine, case.name, size, num_processes))
-        check_equal(case, [outcomes[engine][-1] for engine in ENGINES])
-        if case.name == BARE_CASE and num_processes == 1:
-            bare.append(bare_seconds(size))
+    with tempfile.TemporaryDirectory(prefix="peers-") as folder:
+        data = Path(folder)
+        work.store(case.name, size, data, num_processes)
+        for _ in range(num_rounds):
+            for engine in ENGINES:
+                outcome = run(engine, case.name, size, num_processes, data)
+                outcomes[engine].append(outcome)
+            check_equal(case, [outcomes[engine][-1] for engine in ENGINES])
+            if case.name == BARE_CASE and num_processes == 1:
+                bare.append(bare_seconds(data))
     where = "1_worker" if num_processes == 1 else f"{num_processes}_processes"
     name = f"{case.name}_{where}"
     theirs, ours = (_seconds(outcomes[engine]) for engine in ENGINES)
@@ -127,9 +139,9 @@ def check_equal(case: Case, outcomes: Sequence[Outcome]) -> None:
         raise ValueError(f"the engines disagree on {case.name}")
 
 
-def bare_seconds(size: work.Size) -> float:
+def bare_seconds(data: Path) -> float:
     """How long the same sums take numpy, by itself and in one process."""
-    blocks: list[dict[str, Any]] = list(work.columns(size, 0, 1))
+    blocks: list[dict[str, Any]] = list(work.stored(data, 0, 1))
     began = time.perf_counter()
     work.summed_by_key(blocks)
     return time.perf_counter() - began

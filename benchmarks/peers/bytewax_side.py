@@ -6,7 +6,6 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -27,6 +26,7 @@ from bytewax.testing import cluster_main
 from benchmarks.peers import work
 from benchmarks.peers.connectors import (
     LONG_AGO,
+    Batches,
     Notebook,
     Sink,
     Source,
@@ -77,11 +77,20 @@ class Case:
         """Add the steps."""
         getattr(self, self.side.case)()
 
-    def _read(self, make: Callable[..., Any], *, is_lazy: bool = False) -> Stream[Any]:
-        notebook = Notebook(Path(self.side.folder))
-        made = partial(make, self.side.size)
+    def _read(self, make: work.Make | None = None) -> Stream[Any]:
+        """Read the stored batches, or those that are made as they are asked for."""
+        made = partial(work.stored, Path(self.side.data))
+        if make is not None:
+            made = partial(make, self.side.size)
+        return self._read_made(made, is_lazy=make is not None)
+
+    def _read_made(self, made: Batches, *, is_lazy: bool = False) -> Stream[Any]:
         source = Source(
-            made, self.side.num_processes, notebook, self.index, is_lazy=is_lazy
+            made,
+            self.side.num_processes,
+            Notebook(Path(self.side.folder)),
+            self.index,
+            is_lazy=is_lazy,
         )
         return op.input("read", self.flow, source)
 
@@ -90,34 +99,35 @@ class Case:
 
     def word_count(self) -> None:
         """Count words."""
-        words = op.flat_map("split", self._read(work.lines), str.split)
+        words = op.flat_map("split", self._read(), str.split)
         self._give(op.count_final("count", words, lambda word: word))
 
     def keyed_sum(self) -> None:
         """Sum numbers by key."""
-        pairs = self._read(work.pairs)
+        pairs = self._read()
         self._give(op.reduce_final("sum", pairs, lambda a, b: a + b))
 
     def keyed_sum_arrays(self) -> None:
         """Sum columns by key: each block in numpy, then the pairs."""
+        folder = Path(self.side.data)
 
-        def blocks(size: work.Size, part: int, num_parts: int) -> Any:
-            return ([block] for block in work.columns(size, part, num_parts))
+        def blocks(part: int, num_parts: int) -> Any:
+            return ([block] for block in work.stored(folder, part, num_parts))
 
-        pairs = op.flat_map("block_sums", self._read(blocks), work.block_sums)
+        pairs = op.flat_map("block_sums", self._read_made(blocks), work.block_sums)
         self._give(op.reduce_final("sum", pairs, lambda a, b: a + b))
 
     def csv_keyed_sum(self) -> None:
         """Sum numbers by key from a file for each process."""
-        folder = Path(self.side.folder)
-        path = work.csv_paths(folder, self.side.num_processes)[self.index]
+        data, folder = Path(self.side.data), Path(self.side.folder)
+        path = work.csv_paths(data, self.side.num_processes)[self.index]
         rows = op.input("read", self.flow, TimedCSV(path, folder, self.index))
         pairs = op.map("pair", rows, lambda row: (row["key"], int(row["value"])))
         self._give(op.reduce_final("sum", pairs, lambda a, b: a + b))
 
     def map_and_redistribute(self) -> None:
         """Two maps, with records sent in turn to all workers in between."""
-        first = op.map("first", self._read(work.numbers), lambda n: n + 1)
+        first = op.map("first", self._read(), lambda n: n + 1)
         second = op.map("second", op.redistribute("spread", first), lambda n: 2 * n)
         op.output("out", second, SumSink(Notebook(Path(self.side.folder))))
 
@@ -126,7 +136,7 @@ class Case:
         self.interval = EACH_BATCH
         notebook = Notebook(Path(self.side.folder))
         sink = Sink(self.side.num_processes, notebook, 0.0, self.index, has_notes=False)
-        op.output("out", self._read(work.ticks), sink)
+        op.output("out", self._read(), sink)
 
     def epochs_waiting(self) -> None:
         """Epochs of one record that crosses, each begun when the last one is over."""
@@ -139,7 +149,7 @@ class Case:
         notebook = Notebook(Path(self.side.folder))
         num_parts = self.side.num_processes
         sink = Sink(num_parts, notebook, work.SECONDS_PER_ITEM, self.index)
-        op.output("out", self._read(work.arrays, is_lazy=True), sink)
+        op.output("out", self._read(work.arrays), sink)
 
 
 class TimedCSV(CSVSource):

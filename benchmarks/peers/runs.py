@@ -19,11 +19,20 @@ TIMEOUT_S = 300
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What one engine is to run: a case, how much of it, and where notes go."""
+    """What one engine is to run: a case, how much of it, and where notes go.
+
+    Attributes:
+        case: Its name.
+        size: Of the work.
+        num_processes: That share it.
+        data: Folder with the stored data of the case.
+        folder: For notes of this run.
+    """
 
     case: str
     size: work.Size
     num_processes: int
+    data: str
     folder: str
 
     @classmethod
@@ -51,16 +60,16 @@ class Outcome:
     memory_bytes: int = 0
 
 
-def run(engine: str, case: str, size: work.Size, num_processes: int) -> Outcome:
-    """Run a case on an engine.
+def run(
+    engine: str, case: str, size: work.Size, num_processes: int, data: Path
+) -> Outcome:
+    """Run a case on an engine, with the data that was stored for it.
 
     Raises:
         RuntimeError: A process failed; it told why on stderr.
     """
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
-        if case == "csv_keyed_sum":
-            work.write_csv(size, Path(folder), num_processes)
-        side = Side(case, size, num_processes, folder)
+        side = Side(case, size, num_processes, str(data), folder)
         start = _bytewax if engine == "bytewax" else _timelyml
         outputs = [_output(process) for process in start(side)]
         notebook = Notebook(Path(folder))

@@ -6,7 +6,6 @@ import json
 import operator
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,44 +33,48 @@ class Case:
         made = getattr(self, self.side.case)()
         return made if isinstance(made, Graph) else self.flow.build()
 
-    def _read(self, make: Callable[..., Any], **options: Any) -> Stream:
-        made = partial(make, self.side.size)
-        is_lazy = options.pop("is_lazy", False)
-        source = Source(made, self.side.num_processes, self.notebook, is_lazy=is_lazy)
+    def _read(self, make: work.Make | None = None, **options: Any) -> Stream:
+        """Read the stored batches, or those that are made as they are asked for."""
+        made = partial(work.stored, Path(self.side.data))
+        if make is not None:
+            made = partial(make, self.side.size)
+        source = Source(
+            made, self.side.num_processes, self.notebook, is_lazy=make is not None
+        )
         if not options:
             options["epoch_interval_s"] = ONE_EPOCH_S
         return self.flow.read(source, **options)
 
     def word_count(self) -> None:
         """Count words."""
-        words = self._read(work.lines).flat_map(str.split)
+        words = self._read().flat_map(str.split)
         words.count(lambda word: word).collect()
 
     def keyed_sum(self) -> None:
         """Sum numbers by key."""
         first, second = operator.itemgetter(0), operator.itemgetter(1)
-        self._read(work.pairs).reduce(first, operator.add, value=second).collect()
+        self._read().reduce(first, operator.add, value=second).collect()
 
     def keyed_sum_arrays(self) -> None:
         """Sum columns by key."""
-        rows = self._read(work.columns)
+        rows = self._read()
         rows.aggregate("key", {"sum": ("sum", "value")}).collect()
 
     def csv_keyed_sum(self) -> None:
         """Sum numbers by key from a file for each process, as columns."""
-        paths = work.csv_paths(Path(self.side.folder), self.side.num_processes)
+        paths = work.csv_paths(Path(self.side.data), self.side.num_processes)
         rows = self.flow.read_csv(paths, schema={"key": str, "value": "int64"})
         rows.aggregate("key", {"sum": ("sum", "value")}).collect()
 
     def map_and_redistribute(self) -> None:
         """Two maps, with records spread evenly over all shards in between."""
-        first = self._read(work.numbers).map(lambda n: n + 1)
+        first = self._read().map(lambda n: n + 1)
         second = first.rebalance().map(lambda n: 2 * n)
         second.write(SumSink(self.notebook))
 
     def epochs_pipelined(self) -> None:
         """Epochs of one record that crosses, as fast as they go."""
-        ticks = self._read(work.ticks, epoch_every=1).exchange(_target)
+        ticks = self._read(epoch_every=1).exchange(_target)
         ticks.sink(_ask, on_notify=_over)
 
     def epochs_waiting(self) -> Graph:
@@ -80,7 +83,7 @@ class Case:
 
     def huge_epoch(self) -> None:
         """Large arrays in one epoch, for a slow sink in the last process."""
-        arrays = self._read(work.arrays, is_lazy=True)
+        arrays = self._read(work.arrays)
         sink = Sink(self.side.num_processes, self.notebook, work.SECONDS_PER_ITEM)
         arrays.write(sink)
 

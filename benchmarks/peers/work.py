@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,44 @@ def arrays(size: Size, part: int, num_parts: int) -> Iterator[list[Any]]:
     target = str(num_parts - 1)
     for number in range(size.items if part == 0 else 0):
         yield [(target, np.full(ITEM_BYTES // 8, number))]
+
+
+Make = Callable[[Size, int, int], Iterator[Any]]
+"""From a size, a partition and the number of partitions to its batches."""
+
+STORED: dict[str, Make] = {
+    "word_count": lines,
+    "keyed_sum": pairs,
+    "keyed_sum_arrays": columns,
+    "map_and_redistribute": numbers,
+    "epochs_pipelined": ticks,
+}
+"""By case: what makes the batches of a partition that are made before it is read."""
+
+
+def store(case: str, size: Size, folder: Path, num_parts: int) -> None:
+    """Leave the data of a case in a folder, for all runs of both engines.
+
+    Partitions then take equally long to come to their first read, in any process.
+    """
+    if case == "csv_keyed_sum":
+        write_csv(size, folder, num_parts)
+    elif case in STORED:
+        for part in range(num_parts):
+            batches = list(STORED[case](size, part, num_parts))
+            with _stored_at(folder, part).open("wb") as file:
+                pickle.dump(batches, file, pickle.HIGHEST_PROTOCOL)
+
+
+def stored(folder: Path, part: int, _: int) -> Iterator[Any]:
+    """The batches of a partition."""
+    with _stored_at(folder, part).open("rb") as file:
+        batches: list[Any] = pickle.load(file)
+    return iter(batches)
+
+
+def _stored_at(folder: Path, part: int) -> Path:
+    return folder / f"batches-{part}.pickle"
 
 
 def csv_paths(folder: Path, num_parts: int) -> list[Path]:
