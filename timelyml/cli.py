@@ -161,6 +161,13 @@ def serve(
     hosts_per_island: Annotated[
         int, typer.Option(min=1, help="Worker processes of each.")
     ] = 1,
+    memory_bytes_per_device: Annotated[
+        int, typer.Option(min=1, help="What values and computations may take on each.")
+    ] = 4 << 30,
+    host_memory_bytes: Annotated[
+        int | None,
+        typer.Option(min=0, help="Of each worker, for idle values. Default: no limit."),
+    ] = None,
 ) -> None:
     """Serve islands of devices to clients (ml.connect) until a signal ends it."""
     start: Callable[..., Any] = import_name("timelyml.ml:serve")  # loads jax
@@ -174,6 +181,8 @@ def serve(
             islands=islands,
             devices_per_island=devices_per_island,
             hosts_per_island=hosts_per_island,
+            memory_bytes_per_device=memory_bytes_per_device,
+            host_memory_bytes=host_memory_bytes,
         ),
     ):
         typer.echo(f"serving at {path}", err=True)

@@ -1,11 +1,18 @@
 """Machine learning on the dataflow; the only part of timelyml that imports JAX."""
 
-from timelyml.errors import BufferLostError, ComputationError, HandleError, SliceError
+from timelyml.errors import (
+    BufferLostError,
+    ComputationError,
+    HandleError,
+    MemoryLimitError,
+    SliceError,
+)
 from timelyml.ml.buckets import bucket_size, cut_rows, num_rows_of, on_buckets, pad_rows
 from timelyml.ml.choice import balance_loss, choose, count_choices, routing_weights
 from timelyml.ml.client import (
     Client,
     Handle,
+    IslandOptions,
     Server,
     Slice,
     SliceSharding,
@@ -46,6 +53,8 @@ __all__ = [
     "Firing",
     "Handle",
     "HandleError",
+    "IslandOptions",
+    "MemoryLimitError",
     "MoE",
     "OfflineClient",
     "Pipeline",

@@ -296,3 +296,81 @@ def test_clients_get_device_time_by_their_weights(seed):
 
     counted = [outs[0] >> 40 for outs in host.launched[64:464]]
     assert counted.count(2) == pytest.approx(300, abs=6)
+
+
+@pytest.mark.parametrize("is_failing", [False, True])
+def test_a_long_chain_that_waits_for_its_code_goes_on_call_by_call(is_failing):
+    world = World()
+    slice_ = world.slice()
+    first = x = world.put(slice_)
+    for number in range(900):
+        name = "g" if number else "f"
+        (x,), identity = world.call(name, slice_, [x])
+        if is_failing and not number:
+            world.failures[identity] = failure("f")
+    assert not any(host.launched for host in world.hosts.values())
+    world.settle()
+
+    found = fates(world)
+    assert set(found.values()) == {"f failed" if is_failing else None}
+    assert len(found) == 900
+    world.release([first, *found])
+    world.settle()
+    assert len(world.core.buffers.directory) == 0
+
+
+def test_a_call_that_reads_comes_before_one_that_takes_though_it_is_known_later():
+    world = World()
+    here, there = world.slice(1, 2, "a"), world.slice(1, 2, "b")
+    x, y = world.put(here), world.put(there)
+    world.call("take", here, [world.put(here)], donated=(0,))
+    world.settle()
+    (far,), _ = world.call("far", there, [y])
+    (read,), _ = world.call("read", here, [x, far])
+    (taken,), _ = world.call("take", here, [x], donated=(0,))
+    world.settle()
+
+    launched = [outs for host in world.hosts.values() for outs in host.launched]
+    assert launched.index((read,)) < launched.index((taken,))
+    assert fates(world)[read] is fates(world)[taken] is None
+    # Nothing was copied: the memory of x was free to be taken.
+    assert all(not host.copied for host in world.hosts.values())
+
+
+def test_idle_values_leave_for_a_call_and_come_back_for_another():
+    world = World(islands={"a": [0]}, memory_bytes=40)
+    slice_ = world.slice()
+    kept = [world.put(slice_, spec=()) for _ in range(2)]  # 16 bytes on each device
+    ledger = world.core.buffers.memory.ledger
+    assert [ledger.where(each) for each in kept] == [(True, False)] * 2
+    (big,), _ = world.call("f", slice_, [kept[1]], spec=())  # and 16 + 4
+    world.settle()
+    assert [ledger.where(each) for each in kept] == [(False, True), (True, False)]
+    assert fates(world)[big] is None
+
+    (back,), _ = world.call("f", slice_, [kept[0]], spec=())
+    world.settle()
+    assert ledger.where(kept[0]) == (True, False)
+    assert fates(world)[back] is None
+    assert max(ledger.used_bytes().values()) <= 40
+    world.say(1, Fetch(kept[1]))
+    world.settle()
+    (fetched,) = [each for each in world.heard[1] if isinstance(each, Fetched)]
+    assert fetched.error is None
+    assert ledger.where(kept[1]) == (False, True)  # read where it is
+
+
+@pytest.mark.parametrize("seed", [0, 2, 6])
+def test_beyond_the_memory_of_hosts_calls_fail_and_none_waits_for_ever(seed):
+    world = World(seed, memory_bytes=136, host_memory_bytes=32)
+    _, live = random_calls(world, 60)
+    world.settle()
+
+    assert num_over(world) == 60
+    refused = [text for text in fates(world).values() if text and "no room" in text]
+    assert refused
+    assert all("kept by client 1" in text for text in refused)
+    assert len(world.core.buffers.memory) == 0
+    world.release(live)
+    world.settle()
+    assert len(world.core.buffers.directory) == 0

@@ -91,6 +91,7 @@ class FakeHost:
     running: deque = field(default_factory=deque)
     slices: dict = field(default_factory=dict)
     dropped: set = field(default_factory=set)
+    copied: list = field(default_factory=list)  # positions, of all launches
     spills: set = field(default_factory=set)
     copies: dict = field(default_factory=dict)
     sizes: dict = field(default_factory=dict)  # number -> slice, bytes on a device
@@ -229,6 +230,7 @@ class FakeHost:
                 self.buffers[out] = error
                 size = share_of(of, spec, made.mesh.size)
                 self.sizes[out] = prepare.slice, size
+            self.copied += prepare.copied
             copied = [self.sizes[prepare.args[each]][1] for each in prepare.copied]
             scratch = prepare.slice, TEMPORARY_BYTES + sum(copied)
             self.running.append((ticket.sequence, prepare, error, scratch))

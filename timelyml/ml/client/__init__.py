@@ -2,6 +2,7 @@
 
 from timelyml.ml.client.client import Client
 from timelyml.ml.client.handle import Handle
+from timelyml.ml.client.islands import IslandOptions
 from timelyml.ml.client.local import local
 from timelyml.ml.client.remote import connect
 from timelyml.ml.client.serving import Server, serve
@@ -10,6 +11,7 @@ from timelyml.ml.client.slices import Slice, SliceSharding
 __all__ = [
     "Client",
     "Handle",
+    "IslandOptions",
     "Server",
     "Slice",
     "SliceSharding",

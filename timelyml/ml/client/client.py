@@ -8,34 +8,27 @@ from __future__ import annotations
 
 import itertools
 import pickle
-import threading
-import time
-import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import jax
 from jax.sharding import AbstractMesh
 
-from timelyml.errors import ConfigError, DeadlineError, HandleError, TimelyError
-from timelyml.ml.client.elements import as_sealed, assembled
+from timelyml.errors import ConfigError, HandleError
+from timelyml.ml.client.elements import as_sealed
 from timelyml.ml.client.handle import Handle
+from timelyml.ml.client.inbox import Inbox
 from timelyml.ml.client.link import Link, checked_weight
 from timelyml.ml.client.programs import run_program
 from timelyml.ml.client.slices import Slice, SliceSharding, check_axes
 from timelyml.ml.controller.messages import (
     AskSlice,
     Call,
-    Closed,
     DropSlice,
-    Failed,
     Fetch,
-    Fetched,
-    Finished,
     Put,
-    Refused,
     Register,
     Release,
     SliceGiven,
@@ -52,7 +45,6 @@ from timelyml.ml.functions.specs import check_spec, logical_mesh
 from timelyml.ml.hosts.waiting import SMALL_BYTES
 from timelyml.ml.programs import ProgramCall
 from timelyml.ml.store import CLIENT_BITS
-from timelyml.runtime.failure import unpack_error
 
 MAX_UNFINISHED_CALLS = 512
 RELEASE_BATCH = 256
@@ -72,20 +64,12 @@ class Client:
         self, link: Link, *, max_unfinished_calls: int = MAX_UNFINISHED_CALLS
     ) -> None:
         self._link = link
-        self._max_unfinished = max_unfinished_calls
-        self._changed = threading.Condition()
-        self._handles: weakref.WeakValueDictionary[int, Handle] = (
-            weakref.WeakValueDictionary()
-        )
-        self._answers: dict[int, SliceGiven | Refused] = {}
+        self._inbox = Inbox(max_unfinished_calls)
         self._slices: dict[str, Slice] = {}
-        self._fetching: set[int] = set()
-        self._num_unfinished = 0
-        self._end: TimelyError | None = None  # why nothing will be answered any more
         self._released: deque[int] = deque()
         self._registered: set[tuple[str, str]] = set()
         self._requests = itertools.count(1)
-        self._number = link.connect(self._receive)
+        self._number = link.connect(self._inbox.receive)
         self._buffers = itertools.count((self._number << CLIENT_BITS) + 1)
 
     def slice(
@@ -117,10 +101,7 @@ class Client:
         self._send(
             AskSlice(request, names, sizes, kind, island, memory_bytes or 0, timeout_s)
         )
-        self._wait(lambda: request in self._answers, None, "a slice")
-        answer = self._answers.pop(request)
-        if isinstance(answer, Refused):
-            raise unpack_error(answer.error)
+        answer: SliceGiven = self._inbox.answer_to(request, "a slice")
         given = Slice(
             answer.slice,
             AbstractMesh(sizes, names),
@@ -193,7 +174,8 @@ class Client:
                 strict=False,
             )
         ]
-        self._admit()
+        self._inbox.begin_call()
+        self._flush_released()  # what they took may be needed
         self._send(
             Call(
                 computation.identity,
@@ -202,7 +184,6 @@ class Client:
                 tuple([each.buffer for each in handles]),
             )
         )
-        self._flush_released()
         return handles
 
     def call_program(self, call: ProgramCall) -> Sequence[Any]:
@@ -212,35 +193,25 @@ class Client:
     def wait_ready(self, handle: Handle, timeout_s: float | None) -> None:
         """Wait until a value is computed."""
         handle.check()
-        if not handle._is_ready:  # noqa: SLF001 - the client keeps what handles show
-            self._wait(handle.is_ready, timeout_s, repr(handle))
-        self._raise_error(handle)
+        self._inbox.wait(handle.is_ready, timeout_s, repr(handle))
+        handle.elements()  # or why there are none
 
     def value_of(self, handle: Handle, timeout_s: float | None) -> Any:
         """Wait for the elements of a value."""
         handle.check()
-
-        def is_known() -> bool:
-            return handle._value is not None or handle._error is not None  # noqa: SLF001
-
-        if not is_known() and handle.nbytes <= SMALL_BYTES:
+        if not handle.is_known() and handle.nbytes <= SMALL_BYTES:
             # Then it most likely comes with the news that it is ready.
-            self._wait(handle.is_ready, timeout_s, repr(handle))
-        if not is_known():
-            with self._changed:
-                is_new = handle.buffer not in self._fetching and not is_known()
-                if is_new:
-                    self._fetching.add(handle.buffer)
-            if is_new:
+            self._inbox.wait(handle.is_ready, timeout_s, repr(handle))
+        if not handle.is_known():
+            if self._inbox.begin_fetch(handle):
                 self._send(Fetch(handle.buffer))
-            self._wait(is_known, timeout_s, repr(handle))
-        self._raise_error(handle)
-        return handle._value  # noqa: SLF001
+            self._inbox.wait(handle.is_known, timeout_s, repr(handle))
+        return handle.elements()
 
     def release(self, buffer: int) -> None:
         """Let go of a value; told to the controller together with others."""
         self._released.append(buffer)
-        if len(self._released) >= RELEASE_BATCH and self._end is None:
+        if len(self._released) >= RELEASE_BATCH and self._inbox.is_open:
             self._flush_released()
 
     def another(self, *, weight: int = 1) -> Client:
@@ -257,7 +228,7 @@ class Client:
             ConfigError: The weight is no positive whole number.
         """
         link = self._link.another(checked_weight(weight))
-        return Client(link, max_unfinished_calls=self._max_unfinished)
+        return Client(link, max_unfinished_calls=self._inbox.max_unfinished_calls)
 
     def close(self) -> None:
         """Give everything back and end the client; closing twice changes nothing."""
@@ -275,14 +246,15 @@ class Client:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Client {self._number}, {'closed' if self._end else 'open'}>"
+        return f"<Client {self._number}, {'open' if self._inbox.is_open else 'closed'}>"
 
     def _put(
         self, value: Any, slice_: Slice, array_type: ArrayType, spec: Spec
     ) -> Handle:
         handle = self._handle(slice_, array_type, spec)
-        handle._is_ready = True  # noqa: SLF001
+        handle.take()
         array = as_sealed(value, array_type)
+        self._flush_released()  # what they took may be needed
         self._send(Put(handle.buffer, slice_.name, array_type, spec, array))
         return handle
 
@@ -297,7 +269,7 @@ class Client:
 
     def _handle(self, slice_: Slice, array_type: ArrayType, spec: Spec) -> Handle:
         handle = Handle(self, next(self._buffers), slice_, array_type, spec)
-        self._handles[handle.buffer] = handle
+        self._inbox.add(handle)
         return handle
 
     def _register(self, computation: Computation, slice_: Slice) -> None:
@@ -306,13 +278,6 @@ class Client:
             self._registered.add(key)
             pickled = pickle.dumps(computation)
             self._send(Register(computation.identity, slice_.name, pickled))
-
-    def _admit(self) -> None:
-        """Count one more call, once there are few enough."""
-        with self._changed:
-            while self._num_unfinished >= self._max_unfinished and self._end is None:
-                self._changed.wait()
-            self._num_unfinished += 1
 
     def _flush_released(self) -> None:
         buffers = []
@@ -325,75 +290,8 @@ class Client:
             self._send(Release(tuple(buffers)))
 
     def _send(self, message: Any) -> None:
-        if self._end is not None:
-            raise self._end
+        self._inbox.check()
         self._link.send(message)
-
-    def _wait(
-        self, is_over: Callable[[], bool], timeout_s: float | None, what: str
-    ) -> None:
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        with self._changed:
-            while not is_over():
-                if self._end is not None:
-                    raise self._end
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    raise DeadlineError(
-                        f"{what} did not come in time; got none after {timeout_s} s; "
-                        f"expected it by then; wait longer",
-                        timeout_s=timeout_s,
-                    )
-                self._changed.wait(left)
-
-    def _raise_error(self, handle: Handle) -> None:
-        if handle._error is not None:  # noqa: SLF001
-            raise handle._error  # noqa: SLF001
-
-    def _receive(self, message: Any) -> None:
-        """Take what the controller says; called in a thread of the link."""
-        with self._changed:
-            match message:
-                case Finished():
-                    self._on_finished(message)
-                case Failed():
-                    self._num_unfinished -= message.num_calls
-                    self._fail(message.buffers, message.error)
-                case Fetched():
-                    self._on_fetched(message)
-                case SliceGiven() | Refused():
-                    self._answers[message.request] = message
-                case Closed():
-                    self._end = self._end or unpack_error(message.error)
-            self._changed.notify_all()
-
-    def _on_finished(self, message: Finished) -> None:
-        self._num_unfinished -= message.num_calls
-        for buffer in message.buffers:
-            handle = self._handles.get(buffer)
-            if handle is not None:
-                handle._is_ready = True  # noqa: SLF001
-        for buffer, value in message.values:
-            handle = self._handles.get(buffer)
-            if handle is not None and not handle.is_deleted():
-                handle._value = value  # noqa: SLF001
-
-    def _on_fetched(self, message: Fetched) -> None:
-        self._fetching.discard(message.buffer)
-        handle = self._handles.get(message.buffer)
-        if handle is None:
-            return
-        if message.error is not None:
-            self._fail((message.buffer,), message.error)
-        else:
-            handle._value = assembled(handle.type, message.pieces)  # noqa: SLF001
-            handle._is_ready = True  # noqa: SLF001
-
-    def _fail(self, buffers: Sequence[int], packed: bytes) -> None:
-        for buffer in buffers:
-            handle = self._handles.get(buffer)
-            if handle is not None and handle._error is None:  # noqa: SLF001
-                handle._error = unpack_error(packed)  # noqa: SLF001
 
 
 def _is_sharding(value: Any) -> bool:

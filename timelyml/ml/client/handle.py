@@ -113,6 +113,26 @@ class Handle:
         """Whether its value is there, or will never be; does not wait."""
         return self._is_ready or self._error is not None
 
+    def is_known(self) -> bool:
+        """Whether its elements are here, or will never be; does not wait."""
+        return self._value is not None or self._error is not None
+
+    def take(self, value: Any = None) -> None:
+        """Note that it is computed, and its elements if they came too."""
+        self._is_ready = True
+        if value is not None and not self._fate:
+            self._value = value
+
+    def fail(self, error: TimelyError) -> None:
+        """Note why it will never be there; the first reason stands."""
+        self._error = self._error or error
+
+    def elements(self) -> Any:
+        """Return its elements once they are known, or raise why there are none."""
+        if self._error is not None:
+            raise self._error
+        return self._value
+
     def delete(self) -> None:
         """Give the memory back now; the handle cannot be used any more."""
         self.give_away("deleted")

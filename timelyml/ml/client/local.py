@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable
+from typing import Any, Unpack
 
-from timelyml.errors import ConfigError
 from timelyml.ml.client.client import Client
-from timelyml.ml.controller.service import POLICIES, ControllerService
+from timelyml.ml.client.islands import SERVICE, IslandOptions, start_islands
+from timelyml.ml.controller.service import ControllerService
 from timelyml.runtime.cluster import Cluster
-from timelyml.runtime.service import ServiceSpec
-
-SERVICE = "ml"
-PolicyName: TypeAlias = Literal["fifo", "share"]
 
 
 class LocalLink:
@@ -53,109 +49,23 @@ class LocalLink:
             self._cluster.close()
 
 
-def local(
-    *,
-    islands: int = 1,
-    devices_per_island: int = 1,
-    hosts_per_island: int = 1,
-    policy: PolicyName = "fifo",
-    environment: Mapping[str, str] | None = None,
-    startup_timeout_s: float = 60.0,
-) -> Client:
+def local(**options: Unpack[IslandOptions]) -> Client:
     """Start islands of virtual CPU devices in worker processes, and a client of them.
 
     Workers set up what XLA needs before it loads, and end with the client, at the
     latest with this process.
 
     Args:
-        islands: How many, named "island-0", "island-1" and so on.
-        devices_per_island: Devices of each.
-        hosts_per_island: Worker processes that share the devices of an island.
-        policy: Which call goes next: "fifo", or "share", by which clients get device
-            time in proportion to their weights.
-        environment: Variables of the workers, on top of the usual ones.
-        startup_timeout_s: By then every worker has come.
+        **options: Those of `IslandOptions`: how many islands of how many devices, and
+            so on.
 
     Raises:
         ConfigError: The numbers do not fit together.
+        PeerError: A worker did not come.
     """
-    cluster = start_islands(
-        "ml.local",
-        islands=islands,
-        devices_per_island=devices_per_island,
-        hosts_per_island=hosts_per_island,
-        policy=policy,
-        environment=environment,
-        startup_timeout_s=startup_timeout_s,
-    )
+    cluster = start_islands("ml.local", options)
     try:
         return Client(LocalLink(cluster, owns_cluster=True))
     except BaseException:
         cluster.close()
         raise
-
-
-def start_islands(
-    who: str,
-    *,
-    islands: int,
-    devices_per_island: int,
-    hosts_per_island: int,
-    policy: PolicyName,
-    environment: Mapping[str, str] | None,
-    startup_timeout_s: float,
-) -> Cluster:
-    """Return a cluster of workers that are hosts of islands.
-
-    Raises:
-        ConfigError: The numbers do not fit together.
-    """
-    for option, value in (
-        ("islands", islands),
-        ("devices_per_island", devices_per_island),
-        ("hosts_per_island", hosts_per_island),
-    ):
-        if not isinstance(value, int) or value < 1:
-            raise ConfigError(
-                f"{who}: option {option!r} cannot work; got {value!r}; expected an "
-                f"integer of at least 1",
-                option=option,
-            )
-    if policy not in POLICIES:
-        raise ConfigError(
-            f"{who}: option 'policy' cannot work; got {policy!r}; expected one of "
-            f"{sorted(POLICIES)}",
-            option="policy",
-        )
-    if devices_per_island % hosts_per_island:
-        raise ConfigError(
-            f"{who}: devices cannot be shared out evenly; got {devices_per_island} "
-            f"for {hosts_per_island} hosts; expected a multiple of them",
-            option="devices_per_island",
-        )
-    hosts = {
-        f"island-{island}": [
-            island * hosts_per_island + rank for rank in range(hosts_per_island)
-        ]
-        for island in range(islands)
-    }
-    return Cluster(
-        islands * hosts_per_island,
-        num_devices=devices_per_island // hosts_per_island,
-        environment=environment,
-        startup_timeout_s=startup_timeout_s,
-        services=(service_spec(hosts, policy),),
-    )
-
-
-def service_spec(
-    islands: Mapping[str, list[int]], policy: PolicyName = "fifo"
-) -> ServiceSpec:
-    """Return the service that makes hosts of workers, by islands."""
-    return ServiceSpec(
-        SERVICE,
-        "timelyml.ml.hosts.service:HostService",
-        "timelyml.ml.controller.service:ControllerService",
-        "timelyml.ml.hosts.messages:MESSAGES",
-        {"islands": dict(islands), "policy": policy},
-    )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 
-from timelyml.ml.client.local import SERVICE, PolicyName, start_islands
+from timelyml.ml.client.islands import SERVICE, IslandOptions, start_islands
 from timelyml.ml.controller.gate import ClientGate
 from timelyml.runtime.cluster import Cluster
 
@@ -48,41 +47,20 @@ class Server:
         self.close()
 
 
-def serve(
-    path: str | Path,
-    *,
-    islands: int = 1,
-    devices_per_island: int = 1,
-    hosts_per_island: int = 1,
-    policy: PolicyName = "fifo",
-    environment: Mapping[str, str] | None = None,
-    startup_timeout_s: float = 60.0,
-) -> Server:
+def serve(path: str | Path, **options: Unpack[IslandOptions]) -> Server:
     """Start islands for clients of other programs of this user, on this machine.
 
     They last until the server is closed, or its process ends.
 
     Args:
         path: Where to write the file that clients connect with; replaced if it is there.
-        islands: As of `local`, and so on.
-        devices_per_island: Devices of each.
-        hosts_per_island: Worker processes that share the devices of an island.
-        policy: Which call goes next, as of `local`.
-        environment: Variables of the workers, on top of the usual ones.
-        startup_timeout_s: By then every worker has come.
+        **options: Those of `IslandOptions`, as of `local`.
 
     Raises:
         ConfigError: The numbers do not fit together.
+        PeerError: A worker did not come.
     """
-    cluster = start_islands(
-        "ml.serve",
-        islands=islands,
-        devices_per_island=devices_per_island,
-        hosts_per_island=hosts_per_island,
-        policy=policy,
-        environment=environment,
-        startup_timeout_s=startup_timeout_s,
-    )
+    cluster = start_islands("ml.serve", options)
     try:
         return Server(cluster, Path(path))
     except BaseException:

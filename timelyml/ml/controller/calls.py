@@ -26,6 +26,7 @@ from timelyml.ml.controller.code import Code
 from timelyml.ml.controller.messages import Call, Failed
 from timelyml.ml.controller.readers import Readers
 from timelyml.ml.controller.records import CallRecord, Outbox, SliceRecord
+from timelyml.ml.controller.turns import InTurn
 from timelyml.ml.functions import Computation
 from timelyml.ml.hosts import Done, Prepare
 from timelyml.ml.scheduling import (
@@ -76,6 +77,7 @@ class Calls:
         self._unknown = Awaited()  # what has to be known to ask for memory
         self._unsettled = Awaited()  # calls that made arguments and are not over
         self._readers = Readers()
+        self._turns = InTurn()
         self._numbers = itertools.count(1)
 
     def __len__(self) -> int:
@@ -90,7 +92,7 @@ class Calls:
 
     def compiled(self, identity: str, slice_name: str) -> None:
         """Go on with calls that waited for what a computation takes."""
-        self._claim_all(self._unknown.provide((identity, slice_name)))
+        self._soon(self._claim, self._unknown.provide((identity, slice_name)))
 
     def finished(self, island: str, host: int, done: Iterable[Done]) -> None:
         """Take a host's word that launches are over."""
@@ -167,7 +169,9 @@ class Calls:
                 directory.use(entry, is_exported=True)
         self._readers.add(call)
         self._give_up_donated(client, message, computation)
-        self._make_results(client, message, computation, program)
+        call.results = self._make_results(client, message, computation, program)
+        for entry in call.results:
+            directory.use(entry)  # until it is there
         self._calls[program] = call
         slice_.num_calls += 1
         self._claim_once_known(call, slice_)
@@ -199,8 +203,8 @@ class Calls:
 
     def _make_results(
         self, client: int, message: Call, computation: Computation, program: str
-    ) -> None:
-        slice_ = self._slices.get(message.slice)
+    ) -> list[Entry]:
+        slice_, made = self._slices.get(message.slice), []
         results = zip(
             message.outs, computation.out_types, computation.out_specs, strict=False
         )
@@ -210,9 +214,8 @@ class Calls:
                 buffer = Buffer(out, message.slice, array_type, spec, 0, 0, label)
             else:
                 buffer = slice_.new_buffer(out, array_type, spec, label)
-            entry = self._buffers.add(client, buffer, program)
-            if program:
-                self._buffers.directory.use(entry)  # until it is there
+            made.append(self._buffers.add(client, buffer, program))
+        return made
 
     def _claim_once_known(self, call: CallRecord, slice_: SliceRecord) -> None:
         identity = call.computation.identity
@@ -220,12 +223,16 @@ class Calls:
         if self._code.needs(identity, slice_) is None:
             missing.append((identity, slice_.name))
         if self._unknown.wait(call.program, missing):
-            self._claim(call)
+            self._soon(self._claim, [call.program])
 
-    def _claim_all(self, programs: Iterable[str]) -> None:
-        for program in programs:
-            if program in self._calls:
-                self._claim(self._calls[program])
+    def _soon(
+        self, action: Callable[[CallRecord], None], programs: Iterable[str]
+    ) -> None:
+        def act(program: str) -> None:
+            if program in self._calls:  # it may be cancelled
+                action(self._calls[program])
+
+        self._turns.do([partial(act, program) for program in programs])
 
     def _claim(self, call: CallRecord) -> None:
         """Ask for the memory of a call."""
@@ -236,13 +243,12 @@ class Calls:
             self._drop(call, error)
             return
         call.is_claimed = True
-        outputs = [e.buffer for n in call.outs if (e := self._buffers.directory.get(n))]
         self._buffers.memory.admit(
-            claim_of(call, slice_, needs, outputs),
+            claim_of(call, slice_, needs),
             partial(self._begin, call),
             partial(self._drop, call),
         )
-        self._claim_all(self._unknown.provide(call.program))
+        self._soon(self._claim, self._unknown.provide(call.program))
 
     def _begin(self, call: CallRecord) -> None:
         """Let hosts prepare a call that has its memory, and have it ordered."""
@@ -327,24 +333,20 @@ class Calls:
             if entry.state is BufferState.PENDING and entry.producer in self._calls
         }
         if call.error or self._unsettled.wait(call.program, producers):
-            self._settle(self._calls.pop(call.program))
+            self._settle(call)
 
     def _settle(self, call: CallRecord) -> None:
         """Say what became of the results of a call."""
+        del self._calls[call.program]
         error = error_of(call.uses) or call.error
         if error is None:
             self._buffers.follow(self._buffers.directory.ready(call.outs))
             self._outbox.finished(call.client, call.outs, call.values)
         else:
-            for entry in self._results(call):
-                if entry.state is BufferState.PENDING:
-                    self._buffers.fail(entry, error)
+            for entry in call.results:
+                self._buffers.fail(entry, error)
             self._outbox.tell(call.client, Failed(1, call.outs, error))
         self._end(call)
-
-    def _results(self, call: CallRecord) -> list[Entry]:
-        found = map(self._buffers.directory.get, call.outs)
-        return [entry for entry in found if entry is not None]
 
     def _end(self, call: CallRecord) -> None:
         slice_ = self._slices[call.slice]
@@ -360,13 +362,12 @@ class Calls:
                 self._buffers.unuse(entry, is_exported=True)
         for entry in call.uses:
             self._buffers.unuse(entry)
-        for result in self._results(call):
-            self._buffers.unuse(result)
+        for entry in call.results:
+            self._buffers.unuse(entry)
         if not call.is_ordered:
             self._free_dependants(call)
-        self._claim_all(self._unknown.provide(call.program))
-        for program in self._unsettled.provide(call.program):
-            self._settle(self._calls.pop(program))
+        self._soon(self._claim, self._unknown.provide(call.program))
+        self._soon(self._settle, self._unsettled.provide(call.program))
         slice_.num_calls -= 1
         self._on_idle(slice_)
 
@@ -382,12 +383,9 @@ class Calls:
         """Fail the results of a call that does not even begin."""
         computation = self._code.get(message.computation)
         if computation is not None:
-            self._make_results(client, message, computation, "")
-            self._give_up_donated(client, message, computation)
-        directory = self._buffers.directory
-        for out in message.outs:
-            if (entry := directory.get(out)) is not None:
+            for entry in self._make_results(client, message, computation, ""):
                 self._buffers.fail(entry, error)
+            self._give_up_donated(client, message, computation)
         self._outbox.tell(client, Failed(1, message.outs, error))
 
     def _give_up_donated(

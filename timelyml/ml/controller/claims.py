@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from timelyml.ml.controller.records import CallRecord, SliceRecord
 from timelyml.ml.functions import Computation, MemoryNeeds
-from timelyml.ml.store import Buffer, Claim, Directory, Entry
+from timelyml.ml.store import Claim, Directory, Entry
 
 
 def placed_args(
@@ -46,16 +46,13 @@ def copied_args(
     return tuple(copied)
 
 
-def claim_of(
-    call: CallRecord, slice_: SliceRecord, needs: MemoryNeeds, outputs: Sequence[Buffer]
-) -> Claim:
+def claim_of(call: CallRecord, slice_: SliceRecord, needs: MemoryNeeds) -> Claim:
     """Return the memory that a call needs.
 
     Args:
         call: The call.
         slice_: Where it runs.
         needs: What XLA says of its computation.
-        outputs: The buffers that it makes.
     """
     total = needs.new_bytes
     for position, entry in enumerate(call.args):
@@ -64,13 +61,14 @@ def claim_of(
             total += slice_.new_buffer(0, buffer.type, spec).size_bytes
         elif position in call.computation.donated:
             total += buffer.size_bytes  # a copy, or what the claim takes over
+    outputs = tuple(entry.buffer for entry in call.results)
     scratch = max(0, total - sum(output.size_bytes for output in outputs))
     return Claim(
         call.client,
         call.program,
         tuple(entry.buffer.number for entry in call.uses),
         call.taken,
-        tuple(outputs),
+        outputs,
         {call.slice: scratch},
         f"a call of {call.computation.name!r}",
     )

@@ -5,11 +5,12 @@ The ledger decides; this carries its word to hosts and to those who asked.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from timelyml.ml.controller.records import Outbox, SliceRecord
+from timelyml.ml.controller.turns import InTurn
 from timelyml.ml.store import Admit, Buffer, Claim, Ledger, LedgerEffect, Refuse, Spill
 from timelyml.runtime.failure import pack_error
 
@@ -43,8 +44,7 @@ class Memory:
         self._outbox = outbox
         self._asked: dict[str, _Asked] = {}
         self._spilling: dict[int, set[int]] = {}  # hosts that have not said it is done
-        self._effects: deque[LedgerEffect] = deque()
-        self._is_following = False
+        self._turns = InTurn()
 
     def __len__(self) -> int:
         """Return how many wait."""
@@ -111,18 +111,10 @@ class Memory:
         self._follow(effects)
 
     def _follow(self, effects: Iterable[LedgerEffect]) -> None:
-        """Do what the ledger decided; what comes of it is done after it."""
-        self._effects.extend(effects)
-        if self._is_following:
-            return
-        self._is_following = True
-        try:
-            while self._effects:
-                self._do(self._effects.popleft())
-        finally:
-            self._is_following = False
+        self._turns.do([partial(self._do, effect) for effect in effects])
 
     def _do(self, effect: LedgerEffect) -> None:
+        """Do what the ledger decided."""
         match effect:
             case Admit():
                 for buffer in effect.returns:

@@ -132,6 +132,7 @@ class CallRecord:
         is_placed: Of each, whether it lies where the computation wants it; others move.
         copied: Positions of arguments whose memory it would take, but others use them.
         uses: Every buffer that it keeps alive.
+        results: What it makes.
         before: Calls that have to be ordered before it, until it begins.
         is_claimed: Whether its memory was asked for.
         is_begun: Whether it has its memory, and the scheduler knows it.
@@ -151,6 +152,7 @@ class CallRecord:
     is_placed: tuple[bool, ...]
     copied: tuple[int, ...]
     uses: list[Entry]
+    results: list[Entry] = field(default_factory=list)
     before: list[CallRecord] = field(default_factory=list)
     is_claimed: bool = False
     is_begun: bool = False

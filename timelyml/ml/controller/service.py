@@ -37,7 +37,10 @@ class ControllerService:
     def __init__(self, site: ServiceSite) -> None:
         self._site = site
         self._core = Core(
-            site.options["islands"], policy=POLICIES[site.options["policy"]]
+            site.options["islands"],
+            memory_bytes=site.options["memory_bytes"],
+            host_memory_bytes=site.options["host_memory_bytes"],
+            policy=POLICIES[site.options["policy"]],
         )
         self._inbox: deque[Callable[[], None]] = deque()
         self._clients: dict[int, Receive] = {}

@@ -322,11 +322,7 @@ class Ledger:
             for each in self._running.values()
         ):
             return effects, None
-        holders = [
-            live for live in others if not short.keys().isdisjoint(self._of(live))
-        ]
-        holders.sort(key=lambda live: -live.buffer.size_bytes)
-        named = [self._describe(live.buffer) for live in holders]
+        named = [self._describe(each) for each in self._live.keepers(short)]
         return effects, no_room_on_hosts(claim, max(short.values()), named)
 
     def _of(self, live: Live) -> tuple[int, ...]:

@@ -78,6 +78,29 @@ class LiveBuffers:
         """Return the buffers of a placement."""
         return [live for live in self if live.buffer.placement == placement]
 
+    def keepers(self, short: Iterable[int]) -> list[Buffer]:
+        """Return what is on groups of devices, or spilled to their hosts; largest first."""
+        groups = set(short)
+        there = [
+            live
+            for live in self
+            if not groups.isdisjoint(self.devices.groups_of(live.buffer.placement))
+        ]
+        hosts = {
+            host
+            for live in there
+            for host in self.hosts.groups_of(live.buffer.placement)
+        }
+        found = [live.buffer for live in there if live.is_on_device]
+        found += [
+            live.buffer
+            for live in self
+            if live.is_on_host
+            and not live.is_on_device
+            and not hosts.isdisjoint(self.hosts.groups_of(live.buffer.placement))
+        ]
+        return sorted(found, key=lambda buffer: -buffer.size_bytes)
+
     def needs_of(self, claim: Claim) -> dict[str, int]:
         """Return by placement what a program takes beyond what is there already."""
         needs = dict(claim.scratch_bytes)

@@ -1,0 +1,194 @@
+"""Memory of devices on real workers: calls wait, idle values leave and come back."""
+
+from __future__ import annotations
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from tests.ml.client.test_failures import SOON_S, TIMEOUT_S
+from timelyml import ml
+from timelyml.testing.leftovers import Leftovers, eventually
+
+MIB = 1 << 20
+DEVICE_BYTES = 8 * MIB
+HOST_BYTES = 64 * MIB
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    before = Leftovers.now()
+    path = tmp_path_factory.mktemp("server") / "address"
+    with ml.serve(
+        path,
+        devices_per_island=2,
+        memory_bytes_per_device=DEVICE_BYTES,
+        host_memory_bytes=HOST_BYTES,
+    ) as server:
+        yield server
+    before.check_gone(sockets=False)
+
+
+@pytest.fixture
+def client(server):
+    with ml.connect(server.path) as client:
+        yield client
+    ledger = ledger_of(server)
+    assert eventually(lambda: set(ledger.used_bytes().values()) == {0}, SOON_S)
+    assert set(ledger.host_bytes().values()) == {0}
+
+
+def ledger_of(server):
+    return server._gate._service._core.buffers.memory.ledger
+
+
+def places(server, handles):
+    """Of each value, whether it takes memory on devices and on hosts."""
+    return [ledger_of(server).where(handle.buffer) for handle in handles]
+
+
+def live_bytes_on_worker(client):
+    """What arrays of JAX take in the worker's process, by its own account."""
+
+    def count(x):
+        live = jax.live_arrays()
+        return np.int32(sum(s.data.nbytes for a in live for s in a.addressable_shards))
+
+    def f(x):
+        return jax.pure_callback(count, jax.ShapeDtypeStruct((), np.int32), x)
+
+    slice_ = client.slice({"x": 1})
+    found = int(ml.jit(f, slice=slice_)(np.float32(0)))
+    slice_.close()
+    return found
+
+
+def random_bits(num_bytes, seed):
+    """Floats of any bits, those that are no numbers among them."""
+    bits = np.random.default_rng(seed).integers(0, 1 << 32, num_bytes // 4, np.uint32)
+    return bits.view(np.float32)
+
+
+def test_idle_values_leave_the_devices_and_come_back_bit_for_bit(server, client):
+    s = client.slice({"x": 2})
+    values = [random_bits(6 * MIB, seed) for seed in range(4)]
+    handles = [client.put(value, s.sharding(P("x"))) for value in values]
+    negative = ml.jit(lambda x: -x, slice=s, in_shardings=P("x"))
+
+    # 3 MiB of each on a device: two of four fit.
+    handles[3].block_until_ready()
+    assert eventually(
+        lambda: places(server, handles) == [(False, True)] * 2 + [(True, False)] * 2,
+        SOON_S,
+    )
+    assert live_bytes_on_worker(client) < 3 * 6 * MIB
+    for value, handle in zip(values, handles, strict=True):
+        result = negative(handle)
+        assert handle.sharding.spec == P("x")
+        np.testing.assert_array_equal(
+            np.asarray(result).view(np.uint32), (-value).view(np.uint32)
+        )
+        del result
+    for value, handle in zip(values, handles, strict=True):
+        np.testing.assert_array_equal(
+            np.asarray(handle).view(np.uint32), value.view(np.uint32)
+        )
+
+
+def test_keys_and_replicas_come_back_too(server, client):
+    s = client.slice({"x": 2})
+    keys = client.put(jax.random.split(jax.random.key(1), 8), s.sharding(P("x")))
+    small = client.put(jnp.arange(6, dtype=jnp.bfloat16), s.sharding(P()))
+    big = [client.put(np.zeros(MIB, np.float32), s.sharding(P())) for _ in range(2)]
+    assert eventually(
+        lambda: places(server, [keys, small]) == [(False, True)] * 2, SOON_S
+    )
+    del big
+    drawn = ml.jit(jax.vmap(jax.random.normal), slice=s)(keys)
+    doubled = ml.jit(lambda x: x * 2, slice=s)(small)
+
+    np.testing.assert_array_equal(
+        drawn, jax.vmap(jax.random.normal)(jax.random.split(jax.random.key(1), 8))
+    )
+    np.testing.assert_array_equal(doubled, np.arange(0, 12, 2))
+    assert places(server, [keys, small]) == [(True, False)] * 2
+
+
+def test_what_can_never_fit_fails_at_once_and_says_what_it_takes(client):
+    s = client.slice({"x": 2})
+    x = client.put(np.ones(MIB, np.float32), s.sharding(P("x")))
+    repeat = ml.jit(lambda x: jnp.tile(x, 8) + 1, slice=s, out_shardings=P("x"))
+    with pytest.raises(
+        ml.MemoryLimitError, match=r"'<lambda>' of client \d+ can never fit"
+    ) as error:
+        repeat(x).result(TIMEOUT_S)
+    assert "float32[1048576], 2,097,152 bytes, kept by client" in str(error.value)
+    assert error.value.limit_bytes == DEVICE_BYTES
+    with pytest.raises(ml.MemoryLimitError, match=r"the value \d+/\d+ that is put"):
+        client.put(np.ones(5 * MIB, np.float32), s.sharding(P("x"))).result(TIMEOUT_S)
+    np.testing.assert_array_equal(np.asarray(x)[:2], [1, 1])
+
+
+def test_clients_that_want_more_together_than_there_is_wait_for_each_other(server):
+    wrong = []
+
+    def work(number):
+        with ml.connect(server.path) as client:
+            s = client.slice({"x": 2})
+            grow = ml.jit(
+                lambda x: (x + 1, x.sum()), slice=s, out_shardings=(P("x"), P())
+            )
+            x = client.put(np.full(MIB, number, np.float32), s.sharding(P("x")))
+            kept = x
+            for step in range(10):
+                x, total = grow(x)
+                if float(total) != (number + step) * MIB:
+                    wrong.append((number, step))
+            if np.asarray(kept)[-1] != number or np.asarray(x)[0] != number + 10:
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    assert wrong == []
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_beyond_the_memory_of_the_host_a_call_fails_and_names_who_holds_it(client):
+    s = client.slice({"x": 2})
+    with ml.connect(client._link._path) as other:
+        theirs = other.slice({"x": 2})
+        held = other.put(np.ones(MIB, np.float32), theirs.sharding(P("x")))
+        held.block_until_ready()
+        kept = []
+
+        def fill():
+            for _ in range(20):
+                kept.append(client.put(np.ones(MIB, np.float32), s.sharding(P("x"))))
+                np.asarray(kept[-1][:1])
+
+        with pytest.raises(ml.MemoryLimitError, match="no room for them in host") as e:
+            fill()
+        assert f"kept by client {other._number}" in str(e.value.holders)
+        assert f"2,097,152 bytes, kept by client {client._number}" in str(e.value)
+        del kept[1:]
+        again = client.put(np.full(MIB, 2, np.float32), s.sharding(P("x")))
+        np.testing.assert_array_equal(np.asarray(again)[:2], [2, 2])
+        np.testing.assert_array_equal(np.asarray(kept[0])[:2], [1, 1])
+        np.testing.assert_array_equal(np.asarray(held)[:2], [1, 1])
+
+
+def test_what_a_donated_argument_gives_is_not_counted_twice(server, client):
+    s = client.slice({"x": 2})
+    step = ml.jit(lambda x: x * 2, slice=s, donate_argnums=0, out_shardings=P("x"))
+    x = client.put(np.ones(2 * MIB + MIB // 2, np.float32), s.sharding(P("x")))
+    for _ in range(5):  # 5 of 8 MiB: neither twice nor beside the one before
+        x = step(x)
+    np.testing.assert_array_equal(np.asarray(x)[-2:], [32, 32])
+    assert places(server, [x]) == [(True, False)]

@@ -1,0 +1,151 @@
+"""What a client has heard: which values are there, what they are, what was answered."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from timelyml.errors import DeadlineError, TimelyError
+from timelyml.ml.client.elements import assembled
+from timelyml.ml.client.handle import Handle
+from timelyml.ml.controller.messages import (
+    Closed,
+    Failed,
+    Fetched,
+    Finished,
+    Refused,
+    SliceGiven,
+)
+from timelyml.runtime.failure import unpack_error
+
+
+class Inbox:
+    """Takes what the controller says, and lets threads wait for it.
+
+    Args:
+        max_unfinished_calls: How far a client runs ahead.
+    """
+
+    def __init__(self, max_unfinished_calls: int) -> None:
+        self.max_unfinished_calls = max_unfinished_calls
+        self._changed = threading.Condition()
+        self._handles: weakref.WeakValueDictionary[int, Handle] = (
+            weakref.WeakValueDictionary()
+        )
+        self._answers: dict[int, Any] = {}
+        self._fetching: set[int] = set()
+        self._num_unfinished = 0
+        self._end: TimelyError | None = None  # why nothing will be answered any more
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything may still be heard."""
+        return self._end is None
+
+    def check(self) -> None:
+        """Raise why nothing will be answered any more, if so."""
+        if self._end is not None:
+            raise self._end
+
+    def add(self, handle: Handle) -> None:
+        """Take news of a handle from now on, as long as anybody else holds it."""
+        self._handles[handle.buffer] = handle
+
+    def get(self, buffer: int) -> Handle | None:
+        """Return the handle of a buffer, if anybody holds it."""
+        return self._handles.get(buffer)
+
+    def begin_call(self) -> None:
+        """Count one more call, once there are few enough."""
+        with self._changed:
+            while self._num_unfinished >= self.max_unfinished_calls and self.is_open:
+                self._changed.wait()
+            self._num_unfinished += 1
+
+    def begin_fetch(self, handle: Handle) -> bool:
+        """Note that the elements of a value are asked for; False if they were."""
+        with self._changed:
+            if handle.buffer in self._fetching or handle.is_known():
+                return False
+            self._fetching.add(handle.buffer)
+            return True
+
+    def wait(
+        self, is_over: Callable[[], bool], timeout_s: float | None, what: str
+    ) -> None:
+        """Wait until something was heard.
+
+        Raises:
+            DeadlineError: It was not in time.
+            TimelyError: Nothing is heard any more.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._changed:
+            while not is_over():
+                self.check()
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise DeadlineError(
+                        f"{what} did not come in time; got none after {timeout_s} s; "
+                        f"expected it by then; wait longer",
+                        timeout_s=timeout_s,
+                    )
+                self._changed.wait(left)
+
+    def answer_to(self, request: int, what: str) -> Any:
+        """Wait for the answer to a request.
+
+        Raises:
+            TimelyError: It was refused, or nothing is heard any more.
+        """
+        self.wait(lambda: request in self._answers, None, what)
+        answer = self._answers.pop(request)
+        if isinstance(answer, Refused):
+            raise unpack_error(answer.error)
+        return answer
+
+    def receive(self, message: Any) -> None:
+        """Take what the controller says; called in a thread of the link."""
+        with self._changed:
+            match message:
+                case Finished():
+                    self._on_finished(message)
+                case Failed():
+                    self._num_unfinished -= message.num_calls
+                    self._fail(message.buffers, message.error)
+                case Fetched():
+                    self._on_fetched(message)
+                case SliceGiven() | Refused():
+                    self._answers[message.request] = message
+                case Closed():
+                    self._end = self._end or unpack_error(message.error)
+            self._changed.notify_all()
+
+    def _on_finished(self, message: Finished) -> None:
+        self._num_unfinished -= message.num_calls
+        for buffer in message.buffers:
+            handle = self._handles.get(buffer)
+            if handle is not None:
+                handle.take()
+        for buffer, value in message.values:
+            handle = self._handles.get(buffer)
+            if handle is not None:
+                handle.take(value)
+
+    def _on_fetched(self, message: Fetched) -> None:
+        self._fetching.discard(message.buffer)
+        if message.error is not None:
+            self._fail((message.buffer,), message.error)
+            return
+        handle = self._handles.get(message.buffer)
+        if handle is not None:
+            handle.take(assembled(handle.type, message.pieces))
+
+    def _fail(self, buffers: Sequence[int], packed: bytes) -> None:
+        for buffer in buffers:
+            handle = self._handles.get(buffer)
+            if handle is not None:
+                handle.fail(unpack_error(packed))

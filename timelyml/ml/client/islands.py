@@ -1,0 +1,127 @@
+"""Starting islands of worker processes: what can be said of them, and the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, TypeAlias, TypedDict
+
+from timelyml.errors import ConfigError
+from timelyml.ml.controller.core import DEFAULT_MEMORY_BYTES
+from timelyml.ml.controller.service import POLICIES
+from timelyml.runtime.cluster import Cluster
+from timelyml.runtime.service import ServiceSpec
+
+SERVICE = "ml"
+PolicyName: TypeAlias = Literal["fifo", "share"]
+
+
+class IslandOptions(TypedDict, total=False):
+    """What can be said of islands; all of it may be left out.
+
+    Attributes:
+        islands: How many, named "island-0", "island-1" and so on; 1.
+        devices_per_island: Devices of each; 1.
+        hosts_per_island: Worker processes that share the devices of an island; 1.
+        memory_bytes_per_device: What values and computations may take on a device at
+            once; 4 GiB. Calls wait for memory, and idle values leave for the host.
+        host_memory_bytes: What each worker process may keep in its memory of values that
+            left its devices; without limit.
+        policy: Which call goes next: "fifo", or "share", by which clients get device
+            time in proportion to their weights.
+        environment: Variables of the workers, on top of the usual ones.
+        startup_timeout_s: By then every worker has come; 60.
+    """
+
+    islands: int
+    devices_per_island: int
+    hosts_per_island: int
+    memory_bytes_per_device: int
+    host_memory_bytes: int | None
+    policy: PolicyName
+    environment: Mapping[str, str] | None
+    startup_timeout_s: float
+
+
+_DEFAULTS: IslandOptions = {
+    "islands": 1,
+    "devices_per_island": 1,
+    "hosts_per_island": 1,
+    "memory_bytes_per_device": DEFAULT_MEMORY_BYTES,
+    "host_memory_bytes": None,
+    "policy": "fifo",
+    "environment": None,
+    "startup_timeout_s": 60.0,
+}
+_COUNTS = tuple(_DEFAULTS)[:4]
+
+
+def start_islands(who: str, options: IslandOptions) -> Cluster:
+    """Return a cluster of workers that are hosts of islands.
+
+    Args:
+        who: Named in errors.
+        options: Those that are not the usual ones.
+
+    Raises:
+        TypeError: There is no option of a name.
+        ConfigError: The numbers do not fit together.
+    """
+    given: IslandOptions = {**_DEFAULTS, **options}
+    _check(who, given)
+    per_island = given["hosts_per_island"]
+    hosts = {
+        f"island-{island}": [island * per_island + rank for rank in range(per_island)]
+        for island in range(given["islands"])
+    }
+    service = ServiceSpec(
+        SERVICE,
+        "timelyml.ml.hosts.service:HostService",
+        "timelyml.ml.controller.service:ControllerService",
+        "timelyml.ml.hosts.messages:MESSAGES",
+        {
+            "islands": hosts,
+            "policy": given["policy"],
+            "memory_bytes": given["memory_bytes_per_device"],
+            "host_memory_bytes": given["host_memory_bytes"],
+        },
+    )
+    return Cluster(
+        given["islands"] * per_island,
+        num_devices=given["devices_per_island"] // per_island,
+        environment=given["environment"],
+        startup_timeout_s=given["startup_timeout_s"],
+        services=(service,),
+    )
+
+
+def _check(who: str, given: IslandOptions) -> None:
+    values: Mapping[str, object] = {**given}
+    if unknown := sorted(values.keys() - _DEFAULTS.keys()):
+        raise TypeError(
+            f"{who} has no option {unknown[0]!r}; got it; expected one of "
+            f"{sorted(_DEFAULTS)}"
+        )
+    for option in _COUNTS:
+        value = values[option]
+        if not isinstance(value, int) or value < 1:
+            raise _impossible(who, option, value, "an integer of at least 1")
+    spilled = given["host_memory_bytes"]
+    if spilled is not None and spilled < 0:
+        raise _impossible(who, "host_memory_bytes", spilled, "0 or more, or None")
+    if given["policy"] not in POLICIES:
+        expected = f"one of {sorted(POLICIES)}"
+        raise _impossible(who, "policy", given["policy"], expected)
+    num_devices, num_hosts = given["devices_per_island"], given["hosts_per_island"]
+    if num_devices % num_hosts:
+        raise ConfigError(
+            f"{who}: devices cannot be shared out evenly; got {num_devices} for "
+            f"{num_hosts} hosts; expected a multiple of them",
+            option="devices_per_island",
+        )
+
+
+def _impossible(who: str, option: str, value: object, expected: str) -> ConfigError:
+    return ConfigError(
+        f"{who}: option {option!r} cannot work; got {value!r}; expected {expected}",
+        option=option,
+    )
