@@ -6,6 +6,13 @@ from timelyml.ml.pipeline.channels import Channels, Execution, Span, Wait, execu
 from timelyml.ml.pipeline.lowering import with_early_receives, with_late_receives
 from timelyml.ml.pipeline.observing import PipelineRecord
 from timelyml.ml.pipeline.ordering import issue_order
+from timelyml.ml.pipeline.partition import (
+    Chain,
+    Partition,
+    estimated_costs,
+    measured_costs,
+    partition,
+)
 from timelyml.ml.pipeline.placement import loop_placement, v_placement
 from timelyml.ml.pipeline.render import bars, draw, text_chart
 from timelyml.ml.pipeline.schedules import (
@@ -30,11 +37,13 @@ from timelyml.ml.pipeline.validate import Fault, find_faults, needed_depth, vali
 __all__ = [
     "SCHEDULES",
     "Action",
+    "Chain",
     "Channels",
     "Costs",
     "Execution",
     "Fault",
     "Op",
+    "Partition",
     "Pipeline",
     "PipelineRecord",
     "ReplicaState",
@@ -46,6 +55,7 @@ __all__ = [
     "Wait",
     "bars",
     "draw",
+    "estimated_costs",
     "execute",
     "find_faults",
     "gpipe",
@@ -53,8 +63,10 @@ __all__ = [
     "interleaved_zero_bubble",
     "issue_order",
     "loop_placement",
+    "measured_costs",
     "needed_depth",
     "one_f_one_b",
+    "partition",
     "peak_by_rank",
     "peak_by_stage",
     "pipeline",
