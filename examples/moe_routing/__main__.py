@@ -14,13 +14,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from examples.moe_routing.config import (
-    Settings,
-    check_size,
-    checked_picture,
-    data_shards_for,
-)
-from examples.moe_routing.data import Corpus, load_corpus
+from examples.corpus import Corpus, load_corpus
+from examples.moe_routing.config import Settings, data_shards_for
+from examples.options import check_size, checked_picture
 from timelyml.runtime.signals import HeldSignals
 
 Mode = Literal["processes", "threads"]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-import os
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
+
+from examples.options import check_size
 
 _SIZES = {
     "num_experts": "--experts",
@@ -18,7 +17,6 @@ _SIZES = {
     "steps": "--steps",
     "data_shards": "--data-shards",
 }
-PICTURES = (".png", ".svg", ".pdf", ".jpg")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,51 +63,6 @@ class Settings:
     def to_dict(self) -> dict[str, Any]:
         """Give the settings as a plain dict, for the report."""
         return asdict(self)
-
-
-def checked_picture(path: Path) -> Path:
-    """Return where a picture can be saved; makes its directory.
-
-    Raises:
-        ValueError: It cannot be saved there, or not in that format.
-    """
-    if path.suffix.lower() not in PICTURES:
-        raise ValueError(
-            f"--picture has no known format; got {str(path)!r}; expected a name that "
-            f"ends in one of {', '.join(PICTURES)}; rename it"
-        )
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _unwritable(path, error.strerror) from error
-    if path.is_dir() or (path.exists() and not os.access(path, os.W_OK)):
-        raise _unwritable(path, "no file that can be replaced")
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise _unwritable(path, "a directory that is not writable")
-    return path
-
-
-def _unwritable(path: Path, why: str | None) -> ValueError:
-    return ValueError(
-        f"--picture cannot be saved; got {str(path)!r}: {why}; expected a file in a "
-        "directory that you may write to; name another"
-    )
-
-
-def check_size(
-    option: str, value: int, *, least: int = 1, most: float = math.inf
-) -> None:
-    """Refuse a number that is out of range.
-
-    Raises:
-        ValueError: It is.
-    """
-    if isinstance(value, bool) or not least <= value <= most:
-        rule = f"{least} or more" if most == math.inf else f"{least} to {most}"
-        raise ValueError(
-            f"{option} is out of range; got {value!r}; expected an integer, {rule}; "
-            "correct it"
-        )
 
 
 def data_shards_for(workers: int, batch: int) -> int:

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from examples.corpus import Corpus
 from examples.moe_routing import model
 from examples.moe_routing.config import Settings
-from examples.moe_routing.data import Corpus
 from timelyml.ml.moe import expert_forward
 
 _JUDGED_ROWS = 2048

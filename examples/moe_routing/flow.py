@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from examples.corpus import Corpus
 from examples.moe_routing import backward, model
 from examples.moe_routing.config import Settings
-from examples.moe_routing.data import Corpus
 from examples.moe_routing.inputs import TextFeed, add_batches
 from examples.moe_routing.updates import Update, as_numpy
 from timelyml.graph import (

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from examples.corpus import Corpus
 from examples.moe_routing.config import Settings
-from examples.moe_routing.data import Corpus
 from timelyml.graph import Broadcast, Exchange, GraphBuilder, InputSpec, StreamRef
 from timelyml.io import bytewax
 from timelyml.ml.firing import Firing, Rule, add_firing_operator

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from examples.moe_routing.data import Text
+from examples.corpus import Text
 
 _BYTES = 256
 

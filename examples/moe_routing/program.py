@@ -12,9 +12,9 @@ from typing import Any, Literal
 import typer
 from rich.console import Console
 
+from examples.corpus import Corpus
 from examples.moe_routing import report, training
 from examples.moe_routing.config import Settings
-from examples.moe_routing.data import Corpus
 from examples.moe_routing.dense import bits_per_byte
 from examples.moe_routing.inputs import TextFeed
 from examples.moe_routing.ngram import OrderTwo

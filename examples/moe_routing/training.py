@@ -11,9 +11,9 @@ import numpy as np
 import optree
 from rich.console import Console
 
+from examples.corpus import Corpus
 from examples.moe_routing import dense, flow
 from examples.moe_routing.config import Settings
-from examples.moe_routing.data import Corpus
 from examples.moe_routing.inputs import TextFeed
 from examples.moe_routing.report import History, bytes_moved, follow
 from timelyml import Cluster

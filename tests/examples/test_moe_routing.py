@@ -13,10 +13,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from examples.corpus import load_corpus
 from examples.moe_routing import dense, flow, model, program
 from examples.moe_routing.__main__ import main
 from examples.moe_routing.config import Settings
-from examples.moe_routing.data import load_corpus
 from tests.examples.orders import run_in_order
 from timelyml import Cluster
 

@@ -12,10 +12,10 @@ import optree
 import pytest
 import typer
 
+from examples.corpus import load_corpus
 from examples.moe_routing import __main__ as program
 from examples.moe_routing import flow
 from examples.moe_routing.config import Settings
-from examples.moe_routing.data import load_corpus
 from examples.moe_routing.inputs import TextFeed
 from timelyml import Cluster
 from timelyml.errors import PeerError

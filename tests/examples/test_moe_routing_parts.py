@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from examples.corpus import load_corpus
 from examples.moe_routing import dense, model, report, updates
 from examples.moe_routing.backward import pull_embed, pull_expert, turn_head
 from examples.moe_routing.config import Settings
-from examples.moe_routing.data import load_corpus
 from examples.moe_routing.ngram import OrderTwo
 from timelyml.ml.moe import expert_forward
 

@@ -1,0 +1,100 @@
+"""Trains a Transformer in stages on slices, on real text, over worker processes.
+
+Run it with `python -m examples.pipeline`; `--help` lists the options.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from examples.corpus import load_corpus
+from examples.options import checked_picture
+from examples.pipeline.config import Settings
+from timelyml.runtime.signals import HeldSignals
+
+SMALL = {"d_model": 32, "layers": 2, "length": 16, "batch": 8, "steps": 8}
+SMALL |= {"stages": 2, "microbatches": 4}
+TRAIN_BYTES = 4 << 20
+HELD_OUT_BYTES = 1 << 19
+_DEFAULT = Settings()
+
+
+def main(
+    *,
+    stages: Annotated[int | None, typer.Option(help="parts of the model")] = None,
+    islands: Annotated[int, typer.Option(help="worker processes")] = _DEFAULT.islands,
+    microbatches: Annotated[
+        int | None, typer.Option(help="parts that a batch is cut into")
+    ] = None,
+    schedule: Annotated[
+        str,
+        typer.Option(help="gpipe, 1f1b, interleaved, zb-h1, interleaved-zb or zbv"),
+    ] = _DEFAULT.schedule,
+    steps: Annotated[int | None, typer.Option(help="training steps")] = None,
+    d_model: Annotated[int | None, typer.Option(help="width of the model")] = None,
+    layers: Annotated[
+        int | None, typer.Option(help="blocks between embedding and head")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help="sequences of a step")] = None,
+    tied: Annotated[
+        bool, typer.Option("--tied", help="embedding and head share their table")
+    ] = False,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, help="text, file or directory; default: Python's own sources"
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="of weights and batches")] = 0,
+    picture: Annotated[
+        Path | None, typer.Option(help="where to draw stages over time")
+    ] = None,
+    small: Annotated[bool, typer.Option("--small", help="a toy, in seconds")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="compare with the model in one program")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print the figures as one JSON object")
+    ] = False,
+) -> None:
+    """Train a byte-level Transformer as a pipeline.
+
+    The model is cut into stages of equal cost, each on its slice of an island; a
+    schedule says which stage computes which microbatch when.
+    """
+    chosen = {
+        "stages": stages,
+        "microbatches": microbatches,
+        "steps": steps,
+        "d_model": d_model,
+        "layers": layers,
+        "batch": batch,
+    }
+    sizes = {
+        **(SMALL if small else {}),
+        **{key: value for key, value in chosen.items() if value is not None},
+    }
+    shrink = 8 if small else 1
+    try:
+        settings = Settings(
+            islands=islands, schedule=schedule, is_tied=tied, seed=seed, **sizes
+        )
+        corpus = load_corpus(
+            None if data is None else data.resolve(),
+            window=settings.length + 1,
+            train_bytes=TRAIN_BYTES // shrink,
+            held_out_bytes=HELD_OUT_BYTES // shrink,
+        )
+        picture = None if picture is None else checked_picture(picture)
+    except (ValueError, OSError) as error:
+        raise typer.BadParameter(str(error)) from error
+    with HeldSignals():  # an interrupt breaks JAX while it loads, or gets lost in it
+        from examples.pipeline import program  # noqa: PLC0415  after what is quick
+    program.run(settings, corpus, picture=picture, verify=verify, as_json=as_json)
+
+
+if __name__ == "__main__":
+    typer.run(main)
