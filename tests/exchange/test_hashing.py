@@ -8,7 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from timelyml.errors import RoutingError
@@ -33,10 +33,53 @@ scalars = st.one_of(
 keys = st.recursive(scalars, lambda inner: st.tuples(inner, inner), max_leaves=4)
 
 
+def as_moments(key):
+    """A day hashes as its midnight, which it equals in arrays, though not in Python."""
+    if isinstance(key, tuple):
+        return tuple(map(as_moments, key))
+    is_day = isinstance(key, dt.date) and not isinstance(key, dt.datetime)
+    return dt.datetime.combine(key, dt.time()) if is_day else key
+
+
 @given(keys, keys)
 def test_equal_keys_have_equal_hashes_and_others_hardly(left, right):
     assert 0 <= stable_hash(left) < 2**64
-    assert (stable_hash(left) == stable_hash(right)) == (left == right)
+    are_equal = as_moments(left) == as_moments(right)
+    assert (stable_hash(left) == stable_hash(right)) == are_equal
+
+
+FULL = {"m": "ms", "u": "us", "n": "ns", "p": "ps"}
+# A coarser unit and a finer one, and at most how many of it.
+UNITS = {"YD": 366, "Ms": 31 * 86_400, "Ds": 86_400, "hs": 3600, "sp": 10**12}
+UNITS |= {"mu": 1000, "un": 1000, "np": 1000}
+
+
+@given(st.integers(-(2**31), 2**31), st.sampled_from(sorted(UNITS)))
+def test_equal_moments_hash_alike_whatever_their_unit(count, units):
+    assume(abs(count) * UNITS[units] < 2**63)
+    coarse, fine = (FULL.get(unit, unit) for unit in units)
+    moment = np.datetime64(count, coarse)
+    other = moment.astype(f"M8[{fine}]")
+
+    assert stable_hash(moment) == stable_hash(other)
+    shard = destination_of(moment, 1 << 32)
+    assert shard == destination_of(other, 1 << 32)
+    for key in (moment, other):
+        assert destinations_by_key(np.array([key]), 1 << 32) == [shard]
+
+
+@pytest.mark.parametrize("unit", ["D", "s", "us"])
+def test_moments_hash_as_those_of_python(unit):
+    keys = np.array(["2020-02-29", "1969-12-31"], f"M8[{unit}]")
+    assert [stable_hash(key) for key in keys] == [stable_hash(k) for k in keys.tolist()]
+
+
+@pytest.mark.parametrize("keys", [np.array(["2020", "NaT"], "M8[D]")])
+def test_a_moment_that_is_none_is_refused(keys):
+    with pytest.raises(RoutingError, match="NaT at row 1; expected a moment"):
+        destinations_by_key(keys, 4)
+    with pytest.raises(RoutingError, match="NaT, which equals nothing"):
+        stable_hash(keys[1])
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,14 @@ def test_numbers_and_strings_of_other_widths_join():
     assert concat([np.array([1], np.int8), np.array([0.5])]).tolist() == [1, 0.5]
 
 
+@pytest.mark.parametrize("other", [np.array([1]), np.array([0.5]), np.array([1j])])
+def test_integers_that_a_float_cannot_hold_are_not_rounded(other):
+    large = np.array([2**53 + 1], np.uint64)
+    with pytest.raises(PayloadError, match=f"got {2**53 + 1} of uint64 among .*128|64"):
+        concat([other, large])
+    assert concat([other, large // 2])[1] == 2**52
+
+
 def test_sealed_arrays_refuse_writes_also_through_their_bases():
     base = np.zeros((4, 2))
     payload = {"x": base[1:], "y": np.zeros(3)}

@@ -165,6 +165,11 @@ def test_tiny_batches_without_end_pile_up_no_memory(cluster, monkeypatch):
         ({"k": [1]}, PayloadError, "expected 'x' among them"),
         ({"k": [1], "x": ["a"]}, PayloadError, "no sum of column 'x'; got <U1"),
         ({"k": [1.0, np.nan], "x": [1, 2]}, RoutingError, "'k'; got nan at row 1"),
+        (
+            {"k": np.array(["2020", "NaT"], "M8[D]"), "x": [1, 2]},
+            RoutingError,
+            "'k'; got NaT at row 1",
+        ),
         ({"k": [[1, 2]], "x": [1]}, RoutingError, r"'k'; got rows of shape \[2\]"),
     ],
 )

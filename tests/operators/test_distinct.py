@@ -102,6 +102,20 @@ def test_columns_are_told_apart_by_one_of_them(cluster):
     assert sorted((int(r["user"]), int(r["x"])) for r in found) == [(1, 0), (2, 1)]
 
 
+@pytest.mark.parametrize("key", [None, "at"])
+@pytest.mark.parametrize("num_shards", [1, 3])
+@pytest.mark.parametrize(("kind", "second"), [("M8", "s"), ("m8", "s"), (">M8", "ns")])
+def test_times_are_told_apart_whatever_their_unit(key, num_shards, kind, second):
+    days = {"at": np.array([0, 1, 2], f"{kind}[D]")}
+    seconds = {"at": np.array([0, 1, 2], f"{kind}[{second}]")}  # the first is the same
+    flow = Dataflow(num_shards=num_shards)
+    flow.source(days).concat(flow.source(seconds)).distinct(key).collect()
+
+    found = [row["at"] for row in flow.run()["out"]]
+    assert len(found) == 5
+    assert len({at.astype(f"{kind.lstrip('>')}[ns]") for at in found}) == 5
+
+
 def test_over_all_times_the_earliest_is_sent(cluster):
     flow = Dataflow(num_shards=2)
     stream = flow.source(in_epochs([[1, 2], [2, 3], [1, 4]]))

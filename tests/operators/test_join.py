@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -152,6 +153,38 @@ def test_keys_of_two_kinds_are_refused_by_name(cluster):
 
     with pytest.raises(PayloadError, match="keys of two kinds; got 'k' of int64"):
         cluster.run(flow)
+
+
+TWO_KINDS = {
+    "units of time": (
+        np.array(["2020-01-01", "2020-01-02", "2020-01-03"], "M8[D]"),
+        np.array(["2020-01-01T00", "2020-01-02T01", "2020-01-03T00"], "M8[ns]"),
+    ),
+    "signs": (np.array([1, 2**60], np.uint64), np.array([-1, 1, 2**60 + 1])),
+    "floats": (np.array([1, 2**53 + 1]), np.array([1.0, 2.0**53])),
+}
+
+
+@pytest.mark.parametrize("across_times", [False, True])
+@pytest.mark.parametrize("num_shards", [1, 3])
+@pytest.mark.parametrize(("lefts", "rights"), TWO_KINDS.values(), ids=TWO_KINDS)
+def test_keys_of_two_types_meet_exactly_if_they_are_equal(
+    lefts, rights, num_shards, across_times
+):
+    flow = Dataflow(num_shards=num_shards)
+    left = flow.source({"k": lefts, "x": np.arange(len(lefts))})
+    right = flow.source({"k": rights, "y": np.arange(len(rights))})
+    left.join(right, key="k", across_times=across_times).collect()
+
+    found = {(int(row["x"]), int(row["y"])) for row in flow.run()["out"]}
+    times = lefts.dtype.kind == "M"
+    pairs = itertools.product(enumerate(lefts), enumerate(rights))
+    assert found == {
+        (x, y)
+        for (x, a), (y, b) in pairs
+        if (a == b if times else a.item() == b.item())
+    }
+    assert found
 
 
 def test_records_of_all_times_meet_once_at_the_later_one(cluster):

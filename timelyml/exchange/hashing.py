@@ -42,7 +42,7 @@ def stable_hash(key: Any) -> int:
     True
     """
     if isinstance(key, np.generic):
-        key = key.item()
+        key = _plain(key)
     if isinstance(key, str):
         return _hash_bytes(b"s" + key.encode("utf-8", "surrogatepass"))
     number = _as_number(key)
@@ -60,7 +60,9 @@ def destination_of(key: Any, num_shards: int) -> int:
     """Return the shard of one key: integers modulo shards, others by their hash."""
     if type(key) is int:
         return key % num_shards
-    number = _as_number(key.item() if isinstance(key, np.generic) else key)
+    if isinstance(key, np.generic):
+        key = _plain(key)
+    number = _as_number(key)
     if isinstance(number, int):
         return number % num_shards
     return stable_hash(key) % num_shards
@@ -77,7 +79,7 @@ def destinations_by_key(keys: Iterable[Any], num_shards: int) -> npt.NDArray[np.
     known: dict[Any, int] = {}  # equal keys have one destination
     found: list[int] = []
     if isinstance(keys, np.ndarray) and keys.ndim == 1:
-        keys = keys.tolist()
+        keys = _moments(keys) if keys.dtype.kind == "M" else keys.tolist()
     for row, key in enumerate(keys):
         try:
             shard = known.get(key)
@@ -134,6 +136,39 @@ def _destinations_of_array(
     return shards
 
 
+def _moments(keys: npt.NDArray[Any]) -> list[Any]:
+    """Return moments as what equal ones share, whatever the unit they are counted in.
+
+    Raises:
+        RoutingError: One is NaT.
+    """
+    if (missing := np.isnat(keys)).any():
+        row = int(missing.argmax())
+        raise RoutingError(
+            f"a row has a key that equals nothing; got NaT at row {row}; expected a "
+            f"moment; filter or replace it before the exchange",
+            row=row,
+        )
+    micros = keys.astype("M8[us]")
+    moments: list[Any] = micros.tolist()
+    for row in np.flatnonzero(micros != keys).tolist():  # finer, or out of its range
+        seconds = keys[row].astype("M8[s]")
+        rest = (keys[row] - seconds).astype("m8[ps]")
+        parts = (int(part.astype(np.int64)) for part in (seconds, rest))
+        moments[row] = ("moment", *parts)
+    return moments
+
+
+def _plain(key: np.generic) -> Any:
+    """Return a scalar as a value of Python that equal ones share."""
+    if not isinstance(key, np.datetime64):
+        return key.item()
+    if np.isnat(key):
+        why = "NaT, which equals nothing, not even itself"
+        raise _not_hashed(why, "a moment", "filter or replace it before the exchange")
+    return _moments(np.array([key]))[0]
+
+
 def _as_number(key: Any) -> int | float | None:
     """Return a number as the int it equals, or as a float without a whole value."""
     if isinstance(key, int):
@@ -174,8 +209,8 @@ def _as_tuple(key: Any) -> tuple[Any, ...]:
     if isinstance(key, dt.datetime):
         universal = key.astimezone(dt.UTC) if key.tzinfo is not None else key
         return "datetime", universal.replace(fold=0).isoformat()
-    if isinstance(key, dt.date):
-        return "date", key.toordinal()
+    if isinstance(key, dt.date):  # equals its midnight, as numpy sees it
+        return "datetime", f"{key.isoformat()}T00:00:00"
     why = f"{type(key).__name__}, which has no stable hash"
     raise _not_hashed(why, HASHABLE, "change the key")
 

@@ -24,6 +24,7 @@ Payload: TypeAlias = Any
 
 Array: TypeAlias = npt.NDArray[Any]
 
+EXACT_LIMIT = 2**53  # beyond it a float64 skips integers
 _NAMESPACE = "timelyml"
 _NUMBERS = {int, float}
 _UNSEALABLE = {int, float, str, bytes, bool, type(None)}
@@ -302,4 +303,22 @@ def _concat_arrays(arrays: Sequence[Array]) -> Array:
             f"shape; send the same columns every time",
             rows=found,
         )
-    return np.concatenate(arrays)
+    joined = np.concatenate(arrays)
+    if joined.dtype.kind in "fc":
+        _check_exact(arrays, joined.dtype)
+    return joined
+
+
+def _check_exact(arrays: Sequence[Array], dtype: np.dtype[Any]) -> None:
+    """Refuse integers among numbers of other kinds that a float cannot hold."""
+    for array in arrays:
+        if array.dtype.kind not in "iu" or array.dtype.itemsize < 8:
+            continue
+        for value in (int(array.max()), int(array.min())):
+            if abs(value) > EXACT_LIMIT:
+                raise PayloadError(
+                    f"columns cannot be joined; got {value} of {array.dtype} among "
+                    f"{dtype}, which cannot hold it; expected one kind of numbers; "
+                    f"convert one of them",
+                    value=value,
+                )

@@ -199,6 +199,9 @@ class Plan:
         elif values.dtype.kind == "f" and (missing := np.isnan(values)).any():
             row = int(missing.argmax())
             problem = f"nan at row {row}, which equals nothing; expected a number"
+        elif values.dtype.kind in "mM" and (missing := np.isnat(values)).any():
+            row = int(missing.argmax())
+            problem = f"NaT at row {row}, which equals nothing; expected a moment"
         if problem is not None:
             raise RoutingError(
                 f"operator {self.who!r} cannot group by column {name!r}; got {problem}; "

@@ -16,7 +16,13 @@ import numpy as np
 from timelyml.exchange import concat, records_of
 from timelyml.operators.columns import Columns
 from timelyml.operators.grouping import Array
-from timelyml.operators.join_columns import NOTHING, ROWS_PER_BLOCK, ColumnJoin, matches
+from timelyml.operators.join_columns import (
+    NOTHING,
+    ROWS_PER_BLOCK,
+    ColumnJoin,
+    comparable,
+    matches,
+)
 from timelyml.progress import Timestamp
 from timelyml.runtime.shard import Shard
 
@@ -87,7 +93,8 @@ class ColumnsAcross:
         new = self._sorted(columns, time, port)
         for other in _blocks_of(shard, 1 - port):
             self._columns.check_kinds(new.keys, other.keys, port)
-            for at, to in matches(new.keys, other.keys, keeps_all=False):
+            keys = comparable(new.keys, other.keys)
+            for at, to in matches(*keys, keeps_all=False):
                 near = self._near(other.times[to], new.times[0])
                 at, to = at[near], to[near]  # noqa: PLW2901  narrowed
                 new.has_met[at] = other.has_met[to] = True

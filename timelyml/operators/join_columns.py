@@ -11,6 +11,7 @@ import numpy.typing as npt
 from timelyml.errors import PayloadError
 from timelyml.exchange import concat
 from timelyml.operators.columns import Columns, column, columns_of
+from timelyml.operators.grouping import Array
 from timelyml.operators.schema import Schema
 
 ROWS_PER_BLOCK = 1 << 16
@@ -58,6 +59,7 @@ class ColumnJoin:
         right = both[1] or self.known(1, known)
         keys = self.key_of(left, 0), self.key_of(right, 1)
         self.check_kinds(*keys)
+        keys = comparable(*keys)
         order = np.argsort(keys[1], kind="stable")
         keeps_all = self._how != "inner"
         for at, nth in matches(keys[0], keys[1][order], keeps_all=keeps_all):
@@ -175,6 +177,18 @@ class ColumnJoin:
         taken[missing] = fill
         taken[~missing] = values[indices[~missing]]
         return taken
+
+
+def comparable(left: Array, right: Array) -> tuple[Array, Array]:
+    """Return keys of two kinds of numbers such that only equal ones compare as equal.
+
+    Numpy compares signed with unsigned integers, and large integers with floats, as
+    floats of 64 bits; on Linux those of extended precision hold all of them exactly.
+    """
+    is_float = left.dtype.kind == right.dtype.kind == "f"
+    if is_float or np.result_type(left, right).kind != "f":
+        return left, right
+    return left.astype(np.longdouble), right.astype(np.longdouble)
 
 
 def matches(

@@ -1,7 +1,7 @@
 """Whole rows of columns as keys: compared, made unique and routed without a loop.
 
 Numbers are brought to eight bytes each, so that equal numbers are equal bytes whatever
-their width. Rows that hold text are compared as tuples.
+their width; times, to the same units. Rows that hold text are compared as tuples.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ Words = npt.NDArray[np.uint64]
 
 _MULTIPLIERS = (np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53))
 _SHIFT = np.uint64(33)
+# Finer than picoseconds, or of no known length: compared as they are.
+_ODD_UNITS = frozenset({"fs", "as", "generic"})
 
 
 def words_of(columns: Columns) -> Words | None:
@@ -28,16 +30,27 @@ def words_of(columns: Columns) -> Words | None:
     parts = []
     for column in columns.values():
         kind = column.dtype.kind
+        wide: npt.NDArray[Any]
         if kind == "f":
             wide = column.astype(np.float64) + 0.0  # no negative zeros
         elif kind in "iub":
             wide = column.astype(np.uint64 if column.dtype == np.uint64 else np.int64)
         elif kind in "mM":
-            wide = column.view(np.int64)
+            wide = _spans(column)
         else:
             return None
         parts.append(wide.reshape(len(column), -1).view(np.uint64))
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+
+def _spans(column: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Return moments or spans of time as seconds and picoseconds, whatever their unit."""
+    kind, (unit, _) = column.dtype.kind, np.datetime_data(column.dtype)
+    if unit in _ODD_UNITS or (kind == "m" and unit in "YM"):
+        return column.astype(column.dtype.newbyteorder("=")).view(np.int64)
+    seconds = column.astype(f"{kind}8[s]")
+    rest = (column - seconds).astype("m8[ps]")
+    return np.stack([seconds.view(np.int64), rest.view(np.int64)], axis=-1)
 
 
 def keys_of_rows(columns: Columns) -> list[Any]:

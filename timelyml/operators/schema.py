@@ -41,12 +41,12 @@ class ColumnType:
     shape: tuple[int, ...] = ()
 
     def fits(self, column: np.ndarray[Any, Any]) -> bool:
-        """Whether a column is of this type; text may have any width."""
+        """Whether a column is of this type; text may have any width, bytes any order."""
         if column.shape[1:] != self.shape:
             return False
         if self.dtype.kind in _OF_ANY_WIDTH:
             return bool(column.dtype.kind == self.dtype.kind)
-        return bool(column.dtype == self.dtype)
+        return bool(column.dtype.newbyteorder("=") == self.dtype.newbyteorder("="))
 
     def __str__(self) -> str:
         is_text = self.dtype.kind in _OF_ANY_WIDTH
