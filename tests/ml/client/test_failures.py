@@ -16,9 +16,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from tests.runtime.test_processes import is_alive
-from timelyml.errors import BufferLostError, RunStoppedError, SliceError
+from timelyml.errors import BufferLostError, RunStoppedError, SliceError, TimelyError
 from timelyml.ml.client import local
 from timelyml.ml.functions import jit
+from timelyml.ml.programs import program
 from timelyml.testing.leftovers import Leftovers, eventually
 
 TIMEOUT_S = 60.0
@@ -70,6 +71,40 @@ def test_a_killed_worker_takes_its_island_with_it_and_no_other(tmp_path):
             client.slice({"data": 2}, island="island-0")
         np.testing.assert_array_equal(double(y), np.full(4, 4.0))
         assert client.slice({"data": 2}).island == "island-1"
+
+
+def test_a_program_goes_on_where_it_can_when_an_island_dies_under_it(tmp_path):
+    with local(islands=2, devices_per_island=1) as client:
+        here = client.slice({"data": 1}, island="island-0")
+        there = client.slice({"data": 1}, island="island-1")
+        slow = jit(started_gate(tmp_path), slice=here)
+        add, double = (
+            jit(lambda x: x + 1, slice=here),
+            jit(lambda x: x * 2, slice=there),
+        )
+
+        @program
+        def f(x, y):
+            waited = slow(x)
+            moved = double(y)
+            return add(waited), add(moved), double(waited), double(moved)
+
+        x = np.ones(2, np.float32)
+        alone, needs_it, on_it, on_it_too = f(x, x)
+        assert eventually((tmp_path / "started").exists, TIMEOUT_S)
+        os.kill(process_of(client, 1), signal.SIGKILL)
+        for each in (on_it, on_it_too):
+            with pytest.raises(BufferLostError, match="'island-1'"):
+                each.result(timeout_s=TIMEOUT_S)
+        (tmp_path / "go").touch()
+
+        np.testing.assert_array_equal(alone.result(TIMEOUT_S), [2.0, 2.0])
+        try:  # what was moved in time is there
+            np.testing.assert_array_equal(needs_it.result(TIMEOUT_S), [3.0, 3.0])
+        except TimelyError as error:
+            assert "island-1" in str(error) or "worker 1" in str(error)  # noqa: PT017
+        with pytest.raises(SliceError, match="gone with its island 'island-1'"):
+            f(x, x)[0].result(TIMEOUT_S)
 
 
 def test_nothing_is_left_after_the_end_of_a_client():

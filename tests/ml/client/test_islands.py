@@ -17,9 +17,11 @@ from tests.ml.client.test_failures import TIMEOUT_S, process_of
 from timelyml.errors import BufferLostError
 from timelyml.ml.client import local
 from timelyml.ml.functions import jit
+from timelyml.ml.programs import program
 from timelyml.testing.leftovers import Leftovers
 
 ROUNDS = 300
+PROGRAM_ROUNDS = 500  # of two programs each
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +49,44 @@ def test_two_clients_in_opposite_orders_get_their_own_numbers(client):
         thread.join(TIMEOUT_S)
     other.close()
     assert wrong == []
+
+
+def test_programs_of_two_clients_in_opposite_orders_get_their_own_numbers(client):
+    other = client.another()
+    wrong: list[str] = []
+    threads = [
+        threading.Thread(target=sums, args=(each, PROGRAM_ROUNDS, each is other, wrong))
+        for each in (client, other)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * TIMEOUT_S)
+    other.close()
+    assert wrong == []
+
+
+def sums(client, rounds, tens_first, wrong):
+    """Call two programs in one order or the other; note every wrong number."""
+    slice_ = client.slice({"x": 4})
+    ones, tens = (
+        client.put(np.full(4, each, np.float32), slice_.sharding(P("x")))
+        for each in (1.0, 10.0)
+    )
+    total = jit(lambda x: x.sum(), slice=slice_)
+    half = jit(lambda x: x / 2 + 0, slice=slice_)
+    first = program(lambda x: half(total(x)))
+    second = program(lambda x: total(half(x)))
+    calls = [(first, ones, 2.0), (second, tens, 20.0)]
+    found = []
+    for _ in range(rounds):
+        for function, value, expected in reversed(calls) if tens_first else calls:
+            found.append((function(value), expected))
+    wrong += [
+        f"call {number} gave {float(result)}, not {expected}"
+        for number, (result, expected) in enumerate(found)
+        if float(result) != expected
+    ]
 
 
 def test_training_over_two_processes_gives_what_one_device_gives(client):

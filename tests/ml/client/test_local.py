@@ -449,7 +449,7 @@ def test_what_nobody_understands_ends_the_client_that_said_it_and_no_other(
 ):
     other = client.another()
     theirs = other.slice({"data": 1})
-    other._send("nonsense")
+    other.send("nonsense")
     with pytest.raises(InvariantError, match=r"put out; got .*'nonsense'"):
         np.asarray(jit(lambda x: x + 1, slice=theirs)(np.float32(1)))
     f = jit(lambda x: x + 1, slice=make_slice(1))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import checkify
 from jax.sharding import PartitionSpec as P
 
 from timelyml import ml
-from timelyml.errors import ComputationError, HandleError
+from timelyml.errors import ComputationError, ConfigError, HandleError
+from timelyml.ml.controller import CallProgram, RegisterProgram, Release
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +35,14 @@ def pair(client):
         each.close()
 
 
-def test_the_papers_figure_2(pair):
+@pytest.mark.parametrize("dispatch", ["parallel", "sequential"])
+def test_the_papers_figure_2(pair, dispatch):
     cut = P("x")
     a = ml.jit(lambda v: v * 2, slice=pair(), in_shardings=cut, out_shardings=cut)
     b = ml.jit(lambda v: v + 1, slice=pair(), in_shardings=cut, out_shardings=cut)
     c = ml.jit(lambda v: v / 2, slice=pair(), in_shardings=cut, out_shardings=cut)
 
-    @ml.program
+    @ml.program(dispatch=dispatch)
     def f(v):
         x = a(v)
         y = b(x)
@@ -128,3 +133,151 @@ def test_an_error_in_a_program_reaches_the_results_that_depend_on_it(client):
     with pytest.raises(ComputationError, match="no such luck"):
         np.asarray(bad)
     np.testing.assert_array_equal(good, jnp.full(2, 2.0))
+
+
+def test_a_value_that_is_sent_elsewhere_before_it_is_donated_arrives_whole(
+    client, pair
+):
+    here, there = pair(island="island-0"), pair(island="island-1")
+    step = ml.jit(lambda w: w + 1, slice=here, donate_argnums=0)
+    look = ml.jit(lambda w: w * 10, slice=there)
+
+    @ml.program
+    def f(w):
+        seen = [look(w)]
+        for _ in range(3):
+            w = step(w)
+            seen.append(look(w))
+        return w, seen
+
+    w = client.put(np.zeros(2, np.float32), here.sharding(P("x")))
+    for call in range(10):
+        w, seen = f(w)
+        for number, each in enumerate(seen):
+            np.testing.assert_array_equal(each, np.full(2, 10.0 * (3 * call + number)))
+
+
+def test_a_dispatch_that_is_not_there_is_refused():
+    with pytest.raises(ConfigError, match="expected 'parallel' or 'sequential'"):
+        ml.program(lambda x: x, dispatch="quick")
+
+
+def test_a_donated_constant_is_there_again_at_the_next_call(pair):
+    slice_ = pair()
+    add = ml.jit(lambda w, x: w + x, slice=slice_, donate_argnums=0)
+    start = np.full(2, 5.0, np.float32)
+
+    @ml.program
+    def f(x):
+        return add(start, x), add(np.ones(2, np.float32), x)
+
+    for number in range(4):
+        first, second = f(np.full(2, number, np.float32))
+        np.testing.assert_array_equal(first, np.full(2, 5.0 + number))
+        np.testing.assert_array_equal(second, np.full(2, 1.0 + number))
+
+
+def test_a_failed_check_reaches_what_was_computed_from_it_on_another_island(pair):
+    here, there = pair(island="island-0"), pair(island="island-1")
+
+    def positive(x):
+        checkify.check(jnp.all(x > 0), "the least is {least}", least=x.min())
+        return x * 2
+
+    check = ml.jit(positive, slice=here)
+    double, add = (ml.jit(f, slice=there) for f in (lambda x: x * 2, lambda x: x + 1))
+
+    @ml.program
+    def f(x, y):
+        moved = double(check(x))
+        return moved, add(moved), add(y), check(y)
+
+    x, y = np.array([1.0, -3.0], np.float32), np.ones(2, np.float32)
+    *bad, alone, good = f(x, y)
+    for each in bad:
+        with pytest.raises(ComputationError, match=r"the least is -3\.0"):
+            np.asarray(each)
+    np.testing.assert_array_equal(alone, [2.0, 2.0])
+    np.testing.assert_array_equal(good, [2.0, 2.0])
+    again = f(y, y)
+    np.testing.assert_array_equal(again[1], [5.0, 5.0])
+
+
+def test_a_fused_program_launches_less_and_gives_the_same(client, pair):
+    slice_ = pair()
+    step = ml.jit(lambda x: x * 3 - x.sum(), slice=slice_, out_shardings=P("x"))
+
+    def steps(x):
+        for _ in range(6):
+            x = step(x)
+        return x
+
+    spied = []
+    send = client._link.send
+    client._link.send = lambda message: (spied.append(message), send(message))
+    x = np.array([1.0, 2.0], np.float32)
+    single = ml.program(steps)(x)
+    fused = ml.program(steps, fuse=True)(x)
+    client._link.send = send
+
+    np.testing.assert_allclose(fused, single, rtol=1e-6)
+    programs = [
+        pickle.loads(message.pickled)
+        for message in spied
+        if isinstance(message, RegisterProgram)
+    ]
+    assert [len(list(each.calls())) for each in programs] == [6, 1]
+
+
+def test_a_call_of_a_program_is_one_message_of_the_client(client, pair):
+    slice_ = pair()
+    step = ml.jit(lambda x: x + 1, slice=slice_)
+
+    @ml.program
+    def f(x):
+        for _ in range(40):
+            x = step(x)
+        return x
+
+    x = f(client.put(np.zeros(2, np.float32), slice_.sharding(P("x"))))
+    spied = []
+    send = client._link.send
+    client._link.send = lambda message: (spied.append(message), send(message))
+    x = f(x)
+    client._link.send = send
+    assert [type(each) for each in spied[:1]] == [CallProgram]
+    assert {type(each) for each in spied} <= {CallProgram, Release}
+    np.testing.assert_array_equal(x, [80.0, 80.0])
+
+
+def test_typed_keys_and_bfloat16_cross_islands_within_a_program(pair):
+    here, there = pair(island="island-0"), pair(island="island-1")
+    split = ml.jit(lambda key: jax.random.split(key, 2), slice=here)
+    draw = ml.jit(jax.vmap(lambda k: jax.random.normal(k, (3,))), slice=there)
+    half = ml.jit(lambda x: x.astype(jnp.bfloat16), slice=there)
+    back = ml.jit(lambda x: x.astype(jnp.float32), slice=here)
+
+    @ml.program
+    def f(key):
+        return back(half(draw(split(key))))
+
+    key = jax.random.key(3)
+    normal = jax.vmap(lambda k: jax.random.normal(k, (3,)))(jax.random.split(key, 2))
+    expected = normal.astype(jnp.bfloat16).astype(jnp.float32)
+    np.testing.assert_array_equal(f(key), expected)
+
+
+def test_what_a_call_takes_may_be_what_another_program_is_still_computing(pair):
+    here, there = pair(island="island-0"), pair(island="island-1")
+    up = ml.jit(lambda x: x + 1, slice=here)
+    turn = ml.jit(lambda x: -x, slice=there)
+    round_trip = ml.program(lambda x: up(turn(up(x))))
+    lone = ml.jit(lambda x: x * 2, slice=here)
+
+    x = expected = np.ones(2, np.float32)
+    for _ in range(30):
+        x = lone(round_trip(x))
+        expected = 2 * (1 - (expected + 1))
+        expected = np.clip(expected, -1e6, 1e6)
+        x = ml.jit(lambda x: jnp.clip(x, -1e6, 1e6), slice=here)(x)
+    np.testing.assert_array_equal(x, expected)

@@ -101,7 +101,7 @@ def test_calls_end_as_they_should_whatever_is_late(seed, memory_bytes):
     world.release(live)
     world.settle()
     assert len(world.core.buffers.directory) == 0
-    assert len(world.core.calls) == 0
+    assert len(world.core.dispatch) == 0
     for host in world.hosts.values():
         left = host.buffers, host.expected, host.prepares, host.exports, host.early
         assert left == ({}, {}, {}, [], {})

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tests.ml.controller.running import FakeRun, Running
 from timelyml.errors import ComputationError
 from timelyml.exchange import CONTROLLER, Lane
 from timelyml.ml.controller import (
@@ -36,6 +37,7 @@ from timelyml.ml.hosts import (
     Compiled,
     Done,
     Load,
+    LoadProgram,
     Orders,
     Piece,
     Pieces,
@@ -45,6 +47,7 @@ from timelyml.ml.hosts import (
     Spilled,
 )
 from timelyml.ml.hosts.boxes import size_of
+from timelyml.ml.hosts.plans import plan_for
 from timelyml.ml.scheduling import LaunchGate
 from timelyml.runtime.failure import pack_error, unpack_error
 
@@ -96,6 +99,9 @@ class FakeHost:
     copies: dict = field(default_factory=dict)
     sizes: dict = field(default_factory=dict)  # number -> slice, bytes on a device
     taken: set = field(default_factory=set)  # given to a launch, not released yet
+    plans: dict = field(default_factory=dict)
+    runs: dict = field(default_factory=dict)  # calls of programs, by name
+    gone: dict = field(default_factory=dict)  # hosts that were lost, and why
 
     def __post_init__(self):
         self.gate = LaunchGate(str(self.index), generation=0)
@@ -108,6 +114,9 @@ class FakeHost:
                 assert body.slice in self.slices
                 needs = self.world.needs_of(body.identity)
                 self.tell(Compiled(body.identity, body.slice, needs))
+            case LoadProgram():
+                program = pickle.loads(body.pickled)
+                self.plans[body.program] = plan_for(program, self.index)
             case Pieces():
                 self.add(body)
             case Orders():
@@ -134,7 +143,12 @@ class FakeHost:
             assert prepare.slice in self.slices
             self.prepares[prepare.key] = prepare
             self.promised.update(prepare.outs)
+        for run in orders.runs:
+            self.runs[run.name] = FakeRun(self, run, self.plans[run.program])
         self.exports += orders.exports
+        for cancel in orders.cancels:
+            if cancel.name in self.runs:
+                self.runs.pop(cancel.name).cancel(cancel.ordered)
         for key in orders.forgets:
             self.promised -= set(self.prepares.pop(key).outs)
             self.gate.forget(key)
@@ -175,6 +189,9 @@ class FakeHost:
             at_hand = all(a in self.buffers or a in self.promised for a in prepare.args)
             if at_hand:
                 self.launch(self.gate.prepare(key))
+        for run in list(self.runs.values()):
+            for key in run.ready():
+                self.launch(self.gate.prepare(key))
         for number in sorted(self.spills & self.buffers.keys()):
             assert not self.is_running(number)
             self.spills.discard(number)
@@ -201,7 +218,7 @@ class FakeHost:
         used = dict.fromkeys(range(DEVICES), 0)
         there = self.buffers.keys() | self.expected.keys()
         for slice_, size in [self.sizes[n] for n in there - self.taken] + [
-            scratch for _, _, _, scratch in self.running
+            each.scratch for each in self.running if each.scratch
         ]:
             for host, index in self.world.devices[slice_]:
                 if host == self.index:
@@ -209,10 +226,14 @@ class FakeHost:
         return max(used.values())
 
     def is_running(self, buffer):
-        return any(buffer in prepare.outs for _, prepare, *_ in self.running)
+        return any(buffer in each.outs for each in self.running)
 
     def launch(self, tickets):
         for ticket in tickets:
+            if ticket.key.program in self.runs:
+                run = self.runs[ticket.key.program]
+                self.running.append(run.launch(ticket))
+                continue
             prepare = self.prepares.pop(ticket.key)
             self.launched.append(prepare.outs)
             errors = [self.buffers[arg] for arg in prepare.args]
@@ -233,16 +254,21 @@ class FakeHost:
             self.copied += prepare.copied
             copied = [self.sizes[prepare.args[each]][1] for each in prepare.copied]
             scratch = prepare.slice, TEMPORARY_BYTES + sum(copied)
-            self.running.append((ticket.sequence, prepare, error, scratch))
+            error = error or self.world.failures.get(prepare.computation)
+            errors = ((0, error),) if error else ()
+            fates = dict.fromkeys(prepare.outs, error)
+            self.running.append(
+                Running(ticket.sequence, prepare.outs, errors, fates, scratch)
+            )
 
     def finish(self):
-        sequence, prepare, error, _ = self.running.popleft()
-        error = error or self.world.failures.get(prepare.computation)
-        for out in prepare.outs:
+        running = self.running.popleft()
+        for out, error in running.fates.items():
             if out in self.buffers:
                 self.buffers[out] = error
-        self.launch(self.gate.finish(sequence))
-        self.tell(Reports((Done(sequence, DEVICE_NS, error, ()),)))
+        self.launch(self.gate.finish(running.sequence))
+        done = Done(running.sequence, DEVICE_NS, running.errors, ())
+        self.tell(Reports((done,)))
         self.advance()
 
 
@@ -343,9 +369,14 @@ class World:
             pass
 
     def lose(self, host, error):
-        self.dead.update(self.islands[self.core._hosts[host]])
+        lost = self.islands[self.core._hosts[host]]
+        self.dead.update(lost)
         self.core.lose(host, error, 0.0)
         self.flush()
+        for each in self.hosts.values():
+            for peer in lost if each.index not in self.dead else ():
+                each.gone[peer] = pack_error(error)
+                each.advance()
 
     def slice(self, client=1, size=2, island=None):
         request = len(self.heard[client]) + 1000

@@ -84,3 +84,25 @@ def test_a_launch_ends_once():
     gate = LaunchGate("h", generation=0)
     with pytest.raises(LaunchOrderError, match="did not begin"):
         gate.finish(0)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 12))
+def test_a_gang_of_several_launches_counts_as_so_many(weights, cap):
+    gate = LaunchGate("h", generation=0, max_unfinished=cap)
+    launched, unfinished = [], []
+
+    def note(now):
+        for each in now:
+            before = sum(weights[position] for position in unfinished)
+            assert before + weights[each.position] <= cap or not unfinished
+            launched.append(each.position)
+            unfinished.append(each.position)
+
+    for position, weight in enumerate(weights):
+        gate.weigh(GangKey("p", position, 0), weight)
+        note(gate.prepare(GangKey("p", position, 0)))
+    note(gate.admit([ticket(position) for position in range(len(weights))]))
+    while unfinished:
+        finished = unfinished.pop(0)
+        note(gate.finish(ticket(finished).sequence))
+    assert launched == list(range(len(weights)))

@@ -21,7 +21,7 @@ from timelyml.ml.client.elements import as_sealed
 from timelyml.ml.client.handle import Handle
 from timelyml.ml.client.inbox import Inbox
 from timelyml.ml.client.link import Link, checked_weight
-from timelyml.ml.client.programs import run_program
+from timelyml.ml.client.programs import Programs
 from timelyml.ml.client.slices import Slice, SliceSharding, check_axes
 from timelyml.ml.controller.messages import (
     AskSlice,
@@ -66,6 +66,7 @@ class Client:
         self._link = link
         self._inbox = Inbox(max_unfinished_calls)
         self._slices: dict[str, Slice] = {}
+        self._programs = Programs(self, self._slices)
         self._released: deque[int] = deque()
         self._registered: set[tuple[str, str]] = set()
         self._requests = itertools.count(1)
@@ -98,7 +99,7 @@ class Client:
         check_axes(axes)
         request = next(self._requests)
         names, sizes = tuple(axes), tuple(axes.values())
-        self._send(
+        self.send(
             AskSlice(request, names, sizes, kind, island, memory_bytes or 0, timeout_s)
         )
         answer: SliceGiven = self._inbox.answer_to(request, "a slice")
@@ -117,7 +118,7 @@ class Client:
         """Give a slice back; what is still on it goes first."""
         self._slices.pop(slice_.name, None)
         self._flush_released()
-        self._send(DropSlice(slice_.name))
+        self.send(DropSlice(slice_.name))
 
     def put(self, tree: Any, sharding: Any) -> Any:
         """Bring arrays to a slice and return handles in their place.
@@ -147,7 +148,7 @@ class Client:
             array_type, spec = type_of(leaf), spec_of(each.spec)
             mesh = logical_mesh(each.slice.mesh)
             check_spec("what is put", mesh, spec, array_type.shape)
-            handles.append(self._put(leaf, each.slice, array_type, spec))
+            handles.append(self.put_array(leaf, each.slice, array_type, spec))
         return jax.tree.unflatten(treedef, handles)
 
     def call(self, call: TracedCall) -> Sequence[Handle]:
@@ -158,7 +159,7 @@ class Client:
         computation, slice_ = call.computation, call.slice
         if not isinstance(slice_, Slice) or slice_.client is not self:
             raise HandleError(f"{slice_!r} is no slice of this client")
-        self._register(computation, slice_)
+        self.register(computation, slice_)
         operands = [
             self._operand(each, computation, position, slice_)
             for position, each in enumerate(call.operands)
@@ -167,16 +168,14 @@ class Client:
             if isinstance(call.operands[position], Handle):
                 operands[position].give_away(f"donated to {computation.name!r}")
         handles = [
-            self._handle(slice_, array_type, spec)
+            self.new_handle(slice_, array_type, spec)
             for array_type, spec in zip(
                 computation.out_types[: computation.num_results],
                 computation.out_specs,
                 strict=False,
             )
         ]
-        self._inbox.begin_call()
-        self._flush_released()  # what they took may be needed
-        self._send(
+        self.start(
             Call(
                 computation.identity,
                 slice_.name,
@@ -188,7 +187,47 @@ class Client:
 
     def call_program(self, call: ProgramCall) -> Sequence[Any]:
         """Start a traced program; return a value for each result."""
-        return run_program(self, call.program, call.operands, self._slices)
+        return self._programs.call(call)
+
+    def put_array(
+        self, value: Any, slice_: Slice, array_type: ArrayType, spec: Spec
+    ) -> Handle:
+        """Send a host array to a slice; return a handle of it."""
+        handle = self.new_handle(slice_, array_type, spec)
+        handle.take()
+        array = as_sealed(value, array_type)
+        self._flush_released()  # what they took may be needed
+        self.send(Put(handle.buffer, slice_.name, array_type, spec, array))
+        return handle
+
+    def new_handle(self, slice_: Slice, array_type: ArrayType, spec: Spec) -> Handle:
+        """Return a handle of a value to come."""
+        handle = Handle(self, next(self._buffers), slice_, array_type, spec)
+        self._inbox.add(handle)
+        return handle
+
+    def register(self, computation: Computation, slice_: Slice) -> None:
+        """Have a computation compiled for a slice, unless it was before."""
+        key = computation.identity, slice_.name
+        if key not in self._registered:
+            self._registered.add(key)
+            pickled = pickle.dumps(computation)
+            self.send(Register(computation.identity, slice_.name, pickled))
+
+    def start(self, message: Any) -> None:
+        """Send what counts as a call; waits while too many are not over."""
+        self._inbox.begin_call()
+        self._flush_released()  # what they took may be needed
+        self.send(message)
+
+    def send(self, message: Any) -> None:
+        """Send a message.
+
+        Raises:
+            TimelyError: The client has ended.
+        """
+        self._inbox.check()
+        self._link.send(message)
 
     def wait_ready(self, handle: Handle, timeout_s: float | None) -> None:
         """Wait until a value is computed."""
@@ -204,7 +243,7 @@ class Client:
             self._inbox.wait(handle.is_ready, timeout_s, repr(handle))
         if not handle.is_known():
             if self._inbox.begin_fetch(handle):
-                self._send(Fetch(handle.buffer))
+                self.send(Fetch(handle.buffer))
             self._inbox.wait(handle.is_known, timeout_s, repr(handle))
         return handle.elements()
 
@@ -248,16 +287,6 @@ class Client:
     def __repr__(self) -> str:
         return f"<Client {self._number}, {'open' if self._inbox.is_open else 'closed'}>"
 
-    def _put(
-        self, value: Any, slice_: Slice, array_type: ArrayType, spec: Spec
-    ) -> Handle:
-        handle = self._handle(slice_, array_type, spec)
-        handle.take()
-        array = as_sealed(value, array_type)
-        self._flush_released()  # what they took may be needed
-        self._send(Put(handle.buffer, slice_.name, array_type, spec, array))
-        return handle
-
     def _operand(
         self, value: Any, computation: Computation, position: int, slice_: Slice
     ) -> Handle:
@@ -265,19 +294,7 @@ class Client:
             value.check()
             return value
         in_type, spec = computation.in_types[position], computation.in_specs[position]
-        return self._put(value, slice_, in_type, spec)
-
-    def _handle(self, slice_: Slice, array_type: ArrayType, spec: Spec) -> Handle:
-        handle = Handle(self, next(self._buffers), slice_, array_type, spec)
-        self._inbox.add(handle)
-        return handle
-
-    def _register(self, computation: Computation, slice_: Slice) -> None:
-        key = computation.identity, slice_.name
-        if key not in self._registered:
-            self._registered.add(key)
-            pickled = pickle.dumps(computation)
-            self._send(Register(computation.identity, slice_.name, pickled))
+        return self.put_array(value, slice_, in_type, spec)
 
     def _flush_released(self) -> None:
         buffers = []
@@ -287,11 +304,7 @@ class Client:
             except IndexError:  # another thread was faster
                 break
         if buffers:
-            self._send(Release(tuple(buffers)))
-
-    def _send(self, message: Any) -> None:
-        self._inbox.check()
-        self._link.send(message)
+            self.send(Release(tuple(buffers)))
 
 
 def _is_sharding(value: Any) -> bool:

@@ -4,6 +4,7 @@ from timelyml.ml.controller.core import Core
 from timelyml.ml.controller.messages import (
     AskSlice,
     Call,
+    CallProgram,
     Closed,
     DropSlice,
     Failed,
@@ -13,6 +14,7 @@ from timelyml.ml.controller.messages import (
     Put,
     Refused,
     Register,
+    RegisterProgram,
     Release,
     SliceGiven,
 )
@@ -20,6 +22,7 @@ from timelyml.ml.controller.messages import (
 __all__ = [
     "AskSlice",
     "Call",
+    "CallProgram",
     "Closed",
     "Core",
     "DropSlice",
@@ -30,6 +33,7 @@ __all__ = [
     "Put",
     "Refused",
     "Register",
+    "RegisterProgram",
     "Release",
     "SliceGiven",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -66,7 +65,13 @@ class Buffers:
         self._on_idle = on_idle
         self._fetches: dict[int, _Fetching] = {}
         self._sources: dict[int, Entry] = {}  # of transfers, by target
-        self._numbers = itertools.count(1)
+        self._next_number = 1
+
+    def numbers(self, count: int) -> int:
+        """Return the first of so many numbers that no buffer has."""
+        first = self._next_number
+        self._next_number += count
+        return first
 
     def put(self, client: int, put: Put) -> None:
         """Bring a host array to the hosts of a slice; tell if that cannot be."""
@@ -112,7 +117,7 @@ class Buffers:
 
     def transfer(self, source: Entry, slice_: SliceRecord, spec: Spec) -> Entry:
         """Have a buffer that is like another, but lies elsewhere or otherwise."""
-        number, array_type = next(self._numbers), source.buffer.type
+        number, array_type = self.numbers(1), source.buffer.type
         buffer = slice_.new_buffer(number, array_type, spec, "moved")
         target = self.add(NOBODY, buffer, source.producer)
         self._expect(buffer, slice_)
@@ -141,7 +146,7 @@ class Buffers:
             self._outbox.tell(client, Fetched(number, (), entry.error))
             return
         buffer = entry.buffer
-        request = next(self._numbers)
+        request = self.numbers(1)
         owners: dict[Any, int] = {}
         for host, box in self._slices[buffer.placement].held(
             buffer.spec, buffer.type.shape

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from timelyml.ml.controller.records import CallRecord, SliceRecord
+from timelyml.ml.controller.records import SliceRecord
+from timelyml.ml.controller.work import CallRecord, Work
 from timelyml.ml.functions import Computation, MemoryNeeds
 from timelyml.ml.store import Claim, Directory, Entry
 
@@ -74,17 +75,17 @@ def claim_of(call: CallRecord, slice_: SliceRecord, needs: MemoryNeeds) -> Claim
     )
 
 
-def waits_of(call: CallRecord, calls: Mapping[str, CallRecord]) -> list[CallRecord]:
-    """Return the calls to be ordered before a call that might not be otherwise.
+def waits_of(work: Work, works: Mapping[str, Work]) -> list[Work]:
+    """Return the work to be ordered before other work that might not be otherwise.
 
-    On one slice the calls of a client that wait for nothing are ordered as they come.
+    On one slice the work of a client that waits for nothing is ordered as it comes.
     """
     return [
         each
-        for each in call.before
-        if each.program in calls
+        for each in work.before
+        if each.program in works
         and not each.is_ordered
-        and (each.num_waits or (each.slice, each.client) != (call.slice, call.client))
+        and (each.num_waits or (each.slice, each.client) != (work.slice, work.client))
     ]
 
 

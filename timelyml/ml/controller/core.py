@@ -19,17 +19,21 @@ from timelyml.errors import (
 from timelyml.ml.controller.buffers import Buffers
 from timelyml.ml.controller.calls import Calls
 from timelyml.ml.controller.code import Code
+from timelyml.ml.controller.dispatching import Dispatch
 from timelyml.ml.controller.messages import (
     AskSlice,
     Call,
+    CallProgram,
     DropSlice,
     Fetch,
     Put,
     Refused,
     Register,
+    RegisterProgram,
     Release,
     SliceGiven,
 )
+from timelyml.ml.controller.programs import Programs
 from timelyml.ml.controller.records import (
     Effect,
     Outbox,
@@ -88,12 +92,15 @@ class Core:
         self._slices: dict[str, SliceRecord] = {}
         self._code = Code(self._slices, self._hosts, self._outbox)
         self.buffers = Buffers(self._slices, self._outbox, self._idle)
-        self.calls = Calls(
+        self.dispatch = Dispatch(
             self._slices, self.buffers, self._code, self._outbox, self._idle
         )
+        common = self._slices, self.buffers, self._code, self._outbox
+        self._calls = Calls(self.dispatch, *common)
+        self._programs = Programs(self.dispatch, *common)
         for island in islands:
             scheduler = GangScheduler(policy() if policy is not None else None)
-            self.calls.islands.add(island, scheduler)
+            self.dispatch.islands.add(island, scheduler)
         self._clients: set[int] = set()
         self._waiting: list[tuple[int, AskSlice]] = []  # until all hosts are there
         self._asked: dict[str, tuple[int, AskSlice]] = {}  # until devices are given
@@ -115,7 +122,7 @@ class Core:
     def join(self, client: int, *, weight: int = 1) -> None:
         """Admit a client; numbers begin at 1."""
         self._clients.add(client)
-        for scheduler in self.calls.islands.schedulers.values():
+        for scheduler in self.dispatch.islands.schedulers.values():
             scheduler.join(str(client), weight=weight)
 
     def leave(self, client: int) -> None:
@@ -128,11 +135,11 @@ class Core:
             del self._asked[name]
             self._follow(self._manager.release(name))
         gone = pack_error(RunStoppedError("the client of a call is gone; got its end"))
-        self.calls.cancel(lambda call: call.client == client, gone)
+        self.dispatch.cancel(lambda call: call.client == client, gone)
         self.buffers.memory.leave(client, gone)
-        for island, scheduler in self.calls.islands.schedulers.items():
+        for island, scheduler in self.dispatch.islands.schedulers.items():
             effects = scheduler.leave(str(client))
-            self.calls.follow(self.calls.islands.follow(island, effects))
+            self.dispatch.follow(self.dispatch.islands.follow(island, effects))
         self.buffers.leave(client)
         for slice_ in [each for each in self._slices.values() if each.client == client]:
             slice_.is_dropped = True
@@ -144,7 +151,9 @@ class Core:
             return
         match message:
             case Call():
-                self.calls.start(client, message)
+                self._calls.start(client, message)
+            case CallProgram():
+                self._programs.start(client, message)
             case Put():
                 self.buffers.put(client, message)
             case Release():
@@ -154,6 +163,8 @@ class Core:
                 self.buffers.fetch(client, message.buffer)
             case Register():
                 self._code.register(message)
+            case RegisterProgram():
+                self._programs.register(client, message)
             case AskSlice():
                 self._waiting.append((client, message))
                 self._answer_requests(now_s)
@@ -171,12 +182,12 @@ class Core:
             return
         match message:
             case Reports():
-                self.calls.finished(island, host, message.done)
+                self.dispatch.finished(island, host, message.done)
             case Pieces():
                 self.buffers.take(message)
             case Compiled():
                 if self._code.compiled(host, message):
-                    self.calls.compiled(message.identity, message.slice)
+                    self.dispatch.compiled(message.identity, message.slice)
             case Spilled():
                 self.buffers.memory.spilled(host, message.buffers)
             case Present():
@@ -205,7 +216,7 @@ class Core:
             self.buffers.lose(slice_, island, str(error))
         for slice_ in lost:
             self.buffers.memory.lose(slice_, slice_.error or b"")
-        self.calls.lose(island, pack_error(error))
+        self.dispatch.lose(island, pack_error(error))
         self._answer_requests(now_s)
 
     def tick(self, now_s: float) -> None:
@@ -296,7 +307,7 @@ class Core:
         mesh = LogicalMesh(message.axis_names, message.axis_sizes)
         slice_ = SliceRecord(name, client, mesh, island, platform, devices)
         self._slices[name] = slice_
-        scheduler = self.calls.islands.schedulers[island]
+        scheduler = self.dispatch.islands.schedulers[island]
         scheduler.place(name, slice_.devices_by_host)
         self.buffers.memory.ledger.place(name, names, map(str, slice_.hosts))
         ranks = {host: rank for rank, host in enumerate(self._islands[island])}
@@ -323,7 +334,8 @@ class Core:
         if not is_over or slice_.name not in self._slices:
             return
         del self._slices[slice_.name]
-        self.calls.islands.schedulers[slice_.island].unplace(slice_.name)
+        self._programs.forget_slice(slice_.name)
+        self.dispatch.islands.schedulers[slice_.island].unplace(slice_.name)
         self.buffers.memory.ledger.unplace(slice_.name)
         if slice_.error is None:
             for host in slice_.hosts:

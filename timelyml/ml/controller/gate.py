@@ -28,6 +28,7 @@ from timelyml.exchange import (
 from timelyml.ml.controller.messages import (
     AskSlice,
     Call,
+    CallProgram,
     Closed,
     DropSlice,
     Failed,
@@ -37,6 +38,7 @@ from timelyml.ml.controller.messages import (
     Put,
     Refused,
     Register,
+    RegisterProgram,
     Release,
     SliceGiven,
 )
@@ -69,6 +71,7 @@ MESSAGES: tuple[type, ...] = (
     Joined,
     AskSlice,
     Call,
+    CallProgram,
     Closed,
     DropSlice,
     Failed,
@@ -78,6 +81,7 @@ MESSAGES: tuple[type, ...] = (
     Put,
     Refused,
     Register,
+    RegisterProgram,
     Release,
     SliceGiven,
 )

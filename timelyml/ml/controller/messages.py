@@ -76,6 +76,36 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class RegisterProgram:
+    """Have a program ready to be called under a number that its client chose.
+
+    Attributes:
+        pickled: The `Program`, after all passes.
+        given: Those of its inputs that a call gives away.
+        is_sequential: Whether a computation waits for the end of those before it.
+    """
+
+    program: int
+    pickled: bytes
+    given: tuple[int, ...]
+    is_sequential: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CallProgram:
+    """Run a registered program.
+
+    Attributes:
+        inputs: Buffers, in the order of its inputs, where it wants them.
+        outs: Numbers for the buffers of its outputs.
+    """
+
+    program: int
+    inputs: tuple[int, ...]
+    outs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """The client does not need these buffers any more."""
 

@@ -9,20 +9,23 @@ from typing import Any, TypeAlias
 
 from timelyml.exchange import Lane
 from timelyml.ml.controller.messages import Finished
-from timelyml.ml.functions import ArrayType, Computation, LogicalMesh, MemoryNeeds, Spec
+from timelyml.ml.functions import ArrayType, LogicalMesh, MemoryNeeds, Spec
 from timelyml.ml.functions.specs import num_pieces
 from timelyml.ml.hosts import (
     NO_NEEDS,
     Box,
+    Cancel,
     Expect,
     Export,
     HeldBox,
     Orders,
     Prepare,
+    Run,
     boxes_by_device,
 )
+from timelyml.ml.programs import Place
 from timelyml.ml.scheduling import GangKey, Ticket
-from timelyml.ml.store import Buffer, Entry
+from timelyml.ml.store import Buffer
 
 
 def device_name(host: int, index: int) -> str:
@@ -84,6 +87,12 @@ class SliceRecord:
             found[str(host)] = (*found.get(str(host), ()), device_name(host, index))
         return found
 
+    @property
+    def place(self) -> Place:
+        """Where it stands, as programs are lowered for."""
+        names = tuple(device_name(host, index) for host, index in self.devices)
+        return Place(self.island, names, tuple(str(host) for host, _ in self.devices))
+
     def held(self, spec: Spec, shape: tuple[int, ...]) -> list[HeldBox]:
         """Return who holds which box of an array that lies here so."""
         boxes = boxes_by_device(self.mesh, spec, shape)
@@ -123,55 +132,6 @@ class SliceRecord:
         return found
 
 
-@dataclass(slots=True)
-class CallRecord:
-    """A call that is not over.
-
-    Attributes:
-        args: What it takes, in the order of the computation's arguments.
-        is_placed: Of each, whether it lies where the computation wants it; others move.
-        copied: Positions of arguments whose memory it would take, but others use them.
-        uses: Every buffer that it keeps alive.
-        results: What it makes.
-        before: Calls that have to be ordered before it, until it begins.
-        is_claimed: Whether its memory was asked for.
-        is_begun: Whether it has its memory, and the scheduler knows it.
-        is_ordered: Whether it has its place in the order of the island.
-        num_waits: Calls that have to be ordered before it can be.
-        dependants: Calls that may be ordered once this one is, and their slot for it.
-        error: Pickled, what the first host that failed reported.
-        values: Small results.
-    """
-
-    program: str
-    client: int
-    slice: str
-    computation: Computation
-    args: list[Entry]
-    outs: tuple[int, ...]
-    is_placed: tuple[bool, ...]
-    copied: tuple[int, ...]
-    uses: list[Entry]
-    results: list[Entry] = field(default_factory=list)
-    before: list[CallRecord] = field(default_factory=list)
-    is_claimed: bool = False
-    is_begun: bool = False
-    is_ordered: bool = False
-    num_waits: int = 0
-    dependants: list[tuple[str, int]] = field(default_factory=list)
-    error: bytes | None = None
-    values: dict[int, Any] = field(default_factory=dict)
-
-    @property
-    def taken(self) -> tuple[int, ...]:
-        """Buffers whose memory it takes where they are."""
-        return tuple(
-            self.args[position].buffer.number
-            for position in self.computation.donated
-            if self.is_placed[position] and position not in self.copied
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class ToHost:
     """Send a message to a host."""
@@ -199,7 +159,9 @@ class OrderBook:
     returns: list[int] = field(default_factory=list)
     expects: list[Expect] = field(default_factory=list)
     prepares: list[Prepare] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
     exports: list[Export] = field(default_factory=list)
+    cancels: list[Cancel] = field(default_factory=list)
     forgets: list[GangKey] = field(default_factory=list)
     spills: list[int] = field(default_factory=list)
     releases: list[int] = field(default_factory=list)
@@ -212,7 +174,9 @@ class OrderBook:
             tuple(self.returns),
             tuple(self.expects),
             tuple(self.prepares),
+            tuple(self.runs),
             tuple(self.exports),
+            tuple(self.cancels),
             tuple(self.forgets),
             tuple(self.spills),
             tuple(self.releases),

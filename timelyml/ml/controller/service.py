@@ -141,4 +141,6 @@ class ControllerService:
             if self._error is not None:
                 raise self._error
             self._inbox.append(action)
-        self._site.wake()
+            is_first = len(self._inbox) == 1
+        if is_first:  # else whoever came before has woken it; a wake costs 10 us
+            self._site.wake()

@@ -226,6 +226,11 @@ class Computation:
         return self.pickled_code is not None
 
     @property
+    def has_effects(self) -> bool:
+        """Whether it does more than compute its results, and may fail by itself."""
+        return self.has_callbacks or self.checks is not None
+
+    @property
     def num_results(self) -> int:
         """How many outputs are the function's own; the rest tell of its checks."""
         if self.checks is None:

@@ -62,6 +62,7 @@ class BufferStore:
     _expected: dict[int, _Assembly] = field(default_factory=dict)
     _early: dict[int, list[Pieces]] = field(default_factory=dict)
     _taken: set[int] = field(default_factory=set)
+    _lost: set[int] = field(default_factory=set)  # what still comes of it is dropped
     giving: threading.Lock = field(default_factory=threading.Lock)
     """Held while a launch takes the memory of arguments, and to read what it may take."""
 
@@ -110,6 +111,8 @@ class BufferStore:
     def add(self, pieces: Pieces) -> bool:
         """Take pieces; True if the buffer is there now."""
         assembly = self._expected.get(pieces.target)
+        if pieces.target in self._lost:
+            return False
         if assembly is None:  # the order to expect it takes another way
             self._early.setdefault(pieces.target, []).append(pieces)
             return False
@@ -141,6 +144,26 @@ class BufferStore:
             assembly = self._expected.get(buffer)
             if assembly is not None:
                 assembly.is_dropped = True
+
+    def give_up(self, buffer: int, *, is_coming: bool) -> None:
+        """Forget a buffer that was expected; `is_coming` if its pieces will come."""
+        assembly = self._expected.get(buffer)
+        if assembly is None:
+            self._buffers.pop(buffer, None)
+        elif is_coming:
+            assembly.is_dropped = True
+        else:
+            del self._expected[buffer]
+
+    def fail(self, buffer: int, error: bytes) -> bool:
+        """Go on without the pieces that are missing of a buffer, if any are."""
+        assembly = self._expected.get(buffer)
+        if assembly is None:
+            return False
+        self._lost.add(buffer)
+        assembly.error = assembly.error or error
+        assembly.num_left = 0
+        return self._complete(buffer)
 
     def _complete(self, buffer: int) -> bool:
         assembly = self._expected[buffer]

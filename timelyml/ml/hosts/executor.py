@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeAlias
-
-import jax
 
 from timelyml.errors import BufferLostError, TimelyError
 from timelyml.ml.functions import Computation, Executable, Executables
@@ -29,15 +28,22 @@ from timelyml.ml.hosts.messages import (
     Orders,
     Pieces,
     Prepare,
+    Run,
     Spilled,
 )
+from timelyml.ml.hosts.plans import Code, Plan, plan_for
+from timelyml.ml.hosts.runs import Runs, copy_of
 from timelyml.ml.hosts.slices import HostSlice
-from timelyml.ml.hosts.waiting import Copied, Launched, Said, Waiter, pack_failure
+from timelyml.ml.hosts.waiting import (
+    Copied,
+    Launched,
+    Said,
+    Started,
+    Waiter,
+    pack_failure,
+)
 from timelyml.ml.scheduling import GangKey, LaunchGate, Ticket
 from timelyml.runtime.failure import pack_error
-
-_Code: TypeAlias = tuple[str, str]
-"""Identity of a computation, and the slice that it is compiled for."""
 
 News: TypeAlias = Done | Compiled | Spilled | tuple[int, Pieces]
 """What a host has to tell: the controller, or of pieces the peer that they are for."""
@@ -54,15 +60,17 @@ class Executor:
     def __init__(self, host: str, wake: Callable[[], None]) -> None:
         self.store = BufferStore()
         self._wake = wake
+        self._host = host
         self._gate = LaunchGate(host, generation=0)
         self._slices: dict[str, HostSlice] = {}
         self._waiters: dict[str, Waiter] = {}
         self._computations: dict[str, Computation] = {}
         self._executables = Executables()
-        self._code: dict[_Code, Executable | bytes] = {}  # or why there is none
+        self._code: dict[Code, Executable | bytes] = {}  # or why there is none
         self._compiler = ThreadPoolExecutor(1, "timelyml-compile")
-        self._compiled: deque[tuple[_Code, Future[Executable]]] = deque()
+        self._compiled: deque[tuple[Code, Future[Executable]]] = deque()
         self._said: deque[Said] = deque()
+        self._saying = threading.Lock()
         self._prepares: dict[GangKey, Prepare] = {}
         # What a gang still needs before it can be launched, and who needs it.
         self._missing: dict[GangKey, set[Any]] = {}
@@ -70,6 +78,15 @@ class Executor:
         # Of buffers that are not there yet, or about to be spilled.
         self._exports: dict[int, list[Export]] = {}
         self._spills: set[int] = set()
+        self._plans: dict[int, Plan] = {}
+        self._runs = Runs(
+            self.store,
+            self._slices,
+            self._code,
+            self._waiters,
+            export=self._export,
+            came=self._came,
+        )
 
     def add_slice(self, slice_: HostSlice) -> None:
         """Make a slice known."""
@@ -92,6 +109,11 @@ class Executor:
 
         future.add_done_callback(compiled)
 
+    def load_program(self, number: int, pickled: bytes) -> None:
+        """Work out what is to be done of a program, and keep it."""
+        program = pickle.loads(pickled)  # noqa: S301 - made by the controller
+        self._plans[number] = plan_for(program, int(self._host))
+
     def take(self, orders: Orders) -> None:
         """Do what the controller decided."""
         self.store.bring_back(orders.returns)
@@ -99,10 +121,16 @@ class Executor:
             self._expect(expect)
         for prepare in orders.prepares:
             self._prepare(prepare)
+        for run in orders.runs:
+            self._begin(run)
         for export in orders.exports:
             self._export(export)
+        for cancel in orders.cancels:
+            for key in self._runs.cancel(cancel):
+                self._unprepare(key)
         for key in orders.forgets:
-            self._forget(key)
+            self.store.release(self._prepares.pop(key).outs)
+            self._unprepare(key)
         for buffer in orders.spills:
             self._spills.add(buffer)
             self._spill(buffer)
@@ -114,11 +142,21 @@ class Executor:
         for name in orders.dropped:
             del self._slices[name]
             self._waiters.pop(name).close()
+            self._plans = {
+                number: plan
+                for number, plan in self._plans.items()
+                if name not in plan.program.slices
+            }
 
     def add(self, pieces: Pieces) -> None:
         """Take pieces of a buffer."""
         if self.store.add(pieces):
             self._came(pieces.target)
+
+    def lost(self, peer: int, error: bytes) -> None:
+        """Go on without what another host would have sent."""
+        for buffer in self._runs.lost(peer, error):
+            self._came(buffer)
 
     def advance(self) -> list[News]:
         """Go on with what became possible; return what there is to tell."""
@@ -152,8 +190,11 @@ class Executor:
             waiter.close()
 
     def _hear(self, said: Said) -> None:
-        self._said.append(said)
-        self._wake()
+        with self._saying:
+            self._said.append(said)
+            is_first = len(self._said) == 1
+        if is_first:  # else whoever came before has woken it
+            self._wake()
 
     def _expect(self, expect: Expect) -> None:
         if self.store.expect(expect, self._slices[expect.slice]):
@@ -168,6 +209,24 @@ class Executor:
             missing.add(code)
         self.store.promise(prepare.outs)
         self.store.take(prepare.args)
+        self._await(key, missing)
+
+    def _begin(self, run: Run) -> None:
+        plan = self._plans[run.program]
+        self._runs.begin(run, plan)
+        for number, _ in run.failed:
+            self._came(run.inputs[number])
+        waiting = [
+            (block, self._runs.missing(run.name, block))
+            for block in plan.blocks.values()
+        ]
+        for block, missing in waiting:  # none may be launched before all are looked at
+            key = GangKey(run.name, block.number, 0)
+            self._await(key, missing, len(block.steps))
+
+    def _await(self, key: GangKey, missing: set[Any], num_launches: int = 1) -> None:
+        """Have a gang launched in its turn, once nothing of what it needs is missing."""
+        self._gate.weigh(key, num_launches)
         if not missing:
             self._launch(self._gate.prepare(key))
             return
@@ -175,9 +234,8 @@ class Executor:
         for each in missing:
             self._awaited.setdefault(each, []).append(key)
 
-    def _forget(self, key: GangKey) -> None:
+    def _unprepare(self, key: GangKey) -> None:
         """Drop what was prepared for a gang that will not be launched."""
-        self.store.release(self._prepares.pop(key).outs)
         for thing in self._missing.pop(key, ()):
             self._awaited[thing].remove(key)
         self._gate.forget(key)
@@ -223,19 +281,25 @@ class Executor:
 
     def _launch(self, tickets: Iterable[Ticket]) -> None:
         for ticket in tickets:
-            prepare = self._prepares.pop(ticket.key)
-            code = self._code[prepare.computation, prepare.slice]
-            buffers = [self.store.get(each) for each in prepare.args]
-            failure = _failure(code, buffers)
-            if failure is None and isinstance(code, Executable):
-                failure = self._start(ticket.sequence, prepare, code, buffers)
-            if failure is not None:
-                for out in prepare.outs:
-                    self.store.put(out, Buffer(prepare.slice, None, failure))
-                self._hear(Done(ticket.sequence, 0, failure, ()))
+            prepare = self._prepares.pop(ticket.key, None)
+            if prepare is None:
+                self._runs.launch(ticket.key, ticket.sequence)
+            else:
+                self._launch_one(ticket.sequence, prepare)
+
+    def _launch_one(self, sequence: int, prepare: Prepare) -> None:
+        code = self._code[prepare.computation, prepare.slice]
+        buffers = [self.store.get(each) for each in prepare.args]
+        failure = _failure(code, buffers)
+        if failure is None and isinstance(code, Executable):
+            failure = self._start(sequence, prepare, code, buffers)
+        if failure is not None:
             for out in prepare.outs:
-                if out in self.store:
-                    self._came(out)
+                self.store.put(out, Buffer(prepare.slice, None, failure))
+            self._hear(Done(sequence, 0, ((0, failure),), ()))
+        for out in prepare.outs:
+            if out in self.store:
+                self._came(out)
 
     def _start(
         self,
@@ -251,15 +315,16 @@ class Executor:
         is_taking = bool(executable.computation.donated)
         try:
             for position in prepare.copied:
-                arrays[position] = _copy(arrays[position])
+                arrays[position] = copy_of(arrays[position])
             with self.store.giving if is_taking else contextlib.nullcontext():
                 outputs = executable(*arrays)  # type: ignore[arg-type]  # none is None
         except Exception as raised:  # noqa: BLE001 - whatever XLA refuses
             return pack_failure(executable, raised)
         for out, array in zip(prepare.outs, outputs, strict=False):
             self.store.put(out, Buffer(prepare.slice, array, error))
+        started = Started(0, executable, outputs, prepare.outs, error)
         self._waiters[prepare.slice].launched(
-            Launched(sequence, executable, outputs, prepare.outs, error, started_ns)
+            Launched(sequence, (started,), (), started_ns)
         )
         return None
 
@@ -287,8 +352,3 @@ def _failure(
         if buffer.array is None:
             return buffer.error
     return None
-
-
-def _copy(array: Any) -> jax.Array:
-    copied: jax.Array = jax.device_put(array, array.sharding, may_alias=False)
-    return copied

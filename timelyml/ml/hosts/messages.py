@@ -114,6 +114,49 @@ class Prepare:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadProgram:
+    """Keep a program, to be run by its number; `pickled` is a `HostProgram`."""
+
+    program: int
+    pickled: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Get ready for a call of a program, whose tickets come with this or later.
+
+    Attributes:
+        name: Of the call; its blocks are the gangs of that name.
+        inputs: Buffers, in the order of the program's inputs.
+        outputs: Numbers for the buffers of its outputs.
+        copied: Those of the inputs to be copied before the program takes their memory,
+            since others still use them.
+        first_move: The number of what the first move brings to a host; others follow.
+        failed: Inputs that will never be there, and the pickled reason.
+    """
+
+    name: str
+    program: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    copied: tuple[int, ...]
+    first_move: int
+    failed: tuple[tuple[int, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Drop what is left of a call of a program.
+
+    Attributes:
+        ordered: The blocks that were ordered before, all of which are over.
+    """
+
+    name: str
+    ordered: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Export:
     """Send pieces of a buffer to a peer once it is computed.
 
@@ -136,6 +179,8 @@ class Orders:
 
     Attributes:
         returns: Buffers to bring back from host memory to their devices.
+        runs: Calls of programs.
+        cancels: Calls of programs that do not go on.
         forgets: Gangs that were prepared and will not be launched.
         spills: Buffers to bring to host memory, to be answered by `Spilled`.
         releases: Buffers that nobody uses any more; what is launched next may need
@@ -146,7 +191,9 @@ class Orders:
     returns: tuple[int, ...]
     expects: tuple[Expect, ...]
     prepares: tuple[Prepare, ...]
+    runs: tuple[Run, ...]
     exports: tuple[Export, ...]
+    cancels: tuple[Cancel, ...]
     forgets: tuple[GangKey, ...]
     spills: tuple[int, ...]
     releases: tuple[int, ...]
@@ -178,18 +225,19 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A launch of this host is over.
+    """What has one place in the order of the island is over on this host.
 
     Attributes:
-        sequence: Its place in the order of the island.
+        sequence: Its place in the order.
         device_ns: Device time that it took here.
-        error: Pickled, if it failed.
+        errors: Of each launch that failed, its gang in the program and the pickled
+            error; of a call of one computation, gang 0.
         values: Results that are small enough to ride along, whole, by buffer.
     """
 
     sequence: int
     device_ns: int
-    error: bytes | None
+    errors: tuple[tuple[int, bytes], ...]
     values: tuple[tuple[int, Any], ...]
 
 
@@ -212,6 +260,7 @@ MESSAGES = (
     Coordinator,
     SliceMade,
     Load,
+    LoadProgram,
     Compiled,
     Orders,
     Pieces,

@@ -14,6 +14,7 @@ from timelyml.ml.hosts.messages import (
     Coordinator,
     Done,
     Load,
+    LoadProgram,
     Orders,
     Pieces,
     Present,
@@ -21,6 +22,7 @@ from timelyml.ml.hosts.messages import (
     SliceMade,
 )
 from timelyml.ml.hosts.slices import HostSlice
+from timelyml.runtime.failure import pack_error
 from timelyml.runtime.service import ServiceSite
 
 
@@ -65,6 +67,8 @@ class HostService:
                 self._executor.add(body)
             case Load():
                 self._executor.load(body.identity, body.slice, body.pickled)
+            case LoadProgram():
+                self._executor.load_program(body.program, body.pickled)
             case SliceMade():
                 self._executor.add_slice(HostSlice(body, devices_by_rank()))
             case Coordinator():
@@ -98,7 +102,8 @@ class HostService:
         return None
 
     def lost(self, peer: int, error: PeerError) -> None:
-        """Nothing: what comes of it is for the controller to say."""
+        """Let programs go on without what the peer would have sent."""
+        self._executor.lost(peer, pack_error(error))
 
     def close(self, error: TimelyError | None) -> None:
         """End the threads of the executor."""

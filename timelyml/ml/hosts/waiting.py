@@ -28,20 +28,34 @@ SMALL_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Launched:
-    """A launch under way.
+class Started:
+    """A computation under way whose end is looked at.
 
     Attributes:
+        gang: Its number in its program.
         outputs: All arrays it returned.
-        outs: The buffers that the first of them are.
+        outs: The numbers of the buffers that the first of them are; 0 is none.
         error: Of an argument, which makes the results meaningless.
     """
 
-    sequence: int
+    gang: int
     executable: Executable
     outputs: Sequence[jax.Array]
-    outs: tuple[int, ...]
+    outs: Sequence[int]
     error: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """What was launched in one place of the order, and is over once all of it is.
+
+    Attributes:
+        failures: What could not even start, by its gang.
+    """
+
+    sequence: int
+    started: Sequence[Started]
+    failures: tuple[tuple[int, bytes], ...]
     started_ns: int
 
 
@@ -112,8 +126,13 @@ class Waiter:
             self._say(bug)
 
     def _finish(self, launch: Launched) -> None:
-        error, is_alive = self._wait(launch)
-        if error is None and not is_alive and launch.outputs:
+        errors: dict[int, bytes] = dict(launch.failures)
+        is_alive = not launch.started
+        for each in launch.started:
+            error, is_alive = self._wait(each)
+            if error is not None:
+                errors[each.gang] = error
+        if not (is_alive or errors) and launch.started[-1].outputs:
             self._eaten.append((launch, self._newest))
             return
         over = [launch]
@@ -123,19 +142,25 @@ class Waiter:
         began_ns = max(self._free_since_ns, over[0].started_ns)
         self._free_since_ns = now_ns
         device_ns = (now_ns - began_ns) // len(over)
-        for each in over:
-            values: list[tuple[int, Any]] = []
-            failure = each.error or (error if each is launch else None)
-            if failure is None:
-                failure, values = self._look(each)
-            self._say(Done(each.sequence, device_ns, failure, tuple(values)))
+        for each_over in over:
+            self._tell(each_over, device_ns, errors if each_over is launch else {})
 
-    def _look(self, launch: Launched) -> tuple[bytes | None, list[tuple[int, Any]]]:
-        """Return what a check found, and the results that are small."""
+    def _tell(self, launch: Launched, device_ns: int, errors: dict[int, bytes]) -> None:
+        values: list[tuple[int, Any]] = []
+        for each in launch.started:
+            failure = each.error or errors.get(each.gang)
+            if failure is None:
+                failure = self._look(each, values)
+            if failure is not None:
+                errors[each.gang] = failure
+        found = tuple(errors.items())
+        self._say(Done(launch.sequence, device_ns, found, tuple(values)))
+
+    def _look(self, launch: Started, values: list[tuple[int, Any]]) -> bytes | None:
+        """Return what a check found; or note the results that are small."""
         failed = launch.executable.check(launch.outputs)
         if failed is not None:
-            return pack_error(failed), []
-        values = []
+            return pack_error(failed)
         types = launch.executable.computation.out_types
         for out, array, of in zip(launch.outs, launch.outputs, types, strict=False):
             # Keys would become words by a computation, which is not ours to launch.
@@ -147,10 +172,10 @@ class Waiter:
                 with self._store.giving:
                     if not array.is_deleted():
                         values.append((out, to_host(array).copy()))
-        return None, values
+        return None
 
-    def _wait(self, launch: Launched) -> tuple[bytes | None, bool]:
-        """Wait until a launch is over; return its error, and whether it could be seen.
+    def _wait(self, launch: Started) -> tuple[bytes | None, bool]:
+        """Wait until a computation is over; return its error, and whether it was seen.
 
         The results of one launch come together, so one that still exists is enough.
         """

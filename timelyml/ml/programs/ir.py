@@ -92,7 +92,7 @@ class Program:
                 digest.update(node.computation.identity.encode())
             elif isinstance(node, Constant):
                 digest.update(node.data)
-        digest.update(repr(self.slices).encode())
+        digest.update(repr((self.slices, self.is_fusible)).encode())
         return digest.hexdigest()
 
     def ir(self) -> str:

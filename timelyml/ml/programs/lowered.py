@@ -15,7 +15,7 @@ from typing import TypeAlias
 from timelyml.ml.functions import Computation
 from timelyml.ml.programs.layout import Layout, Move
 from timelyml.ml.programs.nodes import Place, SliceNode, Value
-from timelyml.ml.scheduling import SpreadGraph
+from timelyml.ml.scheduling import PlacedGang, SpreadGraph
 
 Slot: TypeAlias = int
 """Names a value of a program: on each host that has part of it, a buffer."""
@@ -100,7 +100,8 @@ class LoweredProgram:
         results: The slot of each result. It may be that of an operand, or of a constant.
         donated_args: The positions of operands that are dead after the call.
         instructions: In an order in which one after the other could run.
-        graph: The gangs for the scheduler, in the order of the launches.
+        gangs: Those of the launches, in their order.
+        graph: The gangs for the scheduler.
         stages: The name of each pass, and the program after it as text.
     """
 
@@ -115,6 +116,7 @@ class LoweredProgram:
     results: tuple[Slot, ...]
     donated_args: frozenset[int]
     instructions: tuple[Instruction, ...]
+    gangs: tuple[PlacedGang, ...]
     graph: SpreadGraph
     stages: tuple[tuple[str, str], ...]
 

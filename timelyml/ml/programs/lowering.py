@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
 
 from timelyml.errors import InvariantError
 from timelyml.ml.functions import Computation
@@ -33,10 +34,24 @@ from timelyml.ml.programs.nodes import (
     SliceNode,
     Transfer,
 )
-from timelyml.ml.programs.passes import drop_dead_calls, insert_transfers, place
+from timelyml.ml.programs.passes import (
+    drop_dead_calls,
+    insert_transfers,
+    place,
+    place_again,
+)
 from timelyml.ml.scheduling import Dispatch, PlacedGang, SpreadGraph
 
 Pass: TypeAlias = tuple[str, Callable[[Program], Program]]
+
+
+class Lower(Protocol):
+    """Lowers a program, as `lower` does."""
+
+    def __call__(
+        self, program: Program, places: Mapping[str, Place], /, *, dispatch: Dispatch
+    ) -> LoweredProgram:
+        """Lower a program for the places of its slices."""
 
 
 def lower(
@@ -55,6 +70,34 @@ def lower(
     Raises:
         PlacementError: A slice has no place, or one with another number of devices.
     """
+    passed = run_passes(program, places)
+    return instruct(
+        passed.program,
+        identity=program.identity,
+        donated_args=program.donated_args,
+        stages=passed.stages,
+        dispatch=dispatch,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """What the passes made of a program.
+
+    Attributes:
+        stages: The name of each pass, and the program after it as text.
+    """
+
+    program: Program
+    stages: tuple[tuple[str, str], ...]
+
+
+def run_passes(program: Program, places: Mapping[str, Place]) -> Passed:
+    """Place a program, insert its transfers and fuse it; this may trace functions.
+
+    Raises:
+        PlacementError: As `lower`.
+    """
     passes: list[Pass] = [
         ("place", lambda each: place(each, places)),
         ("drop dead calls", drop_dead_calls),
@@ -63,17 +106,58 @@ def lower(
     if program.is_fusible:
         passes.append(("fuse", fuse))
     stages = [("trace", program.ir())]
-    placed = program
     for name, transform in passes:
-        placed = transform(placed)
-        stages.append((name, placed.ir()))
+        program = transform(program)
+        stages.append((name, program.ir()))
+    return Passed(program, tuple(stages))
+
+
+def lower_again(
+    passed: Program,
+    places: Mapping[str, Place],
+    *,
+    dispatch: Dispatch = Dispatch.PARALLEL,
+) -> LoweredProgram:
+    """Lower a program that went through the passes, for where its slices stand now.
+
+    Raises:
+        PlacementError: As `lower`.
+    """
+    placed = place_again(passed, places)
+    return instruct(
+        placed,
+        identity=passed.identity,
+        donated_args=passed.donated_args,
+        dispatch=dispatch,
+    )
+
+
+def instruct(
+    placed: Program,
+    *,
+    identity: str,
+    donated_args: frozenset[int],
+    stages: tuple[tuple[str, str], ...] = (),
+    dispatch: Dispatch = Dispatch.PARALLEL,
+) -> LoweredProgram:
+    """Return the instructions of a program that went through the passes.
+
+    It traces nothing, so this much can be done again for other places at little cost.
+
+    Args:
+        placed: As `run_passes` or `place_again` returned it.
+        identity: Of the program as it was traced.
+        donated_args: Of the program as it was traced.
+        stages: To be kept with it.
+        dispatch: As of `lower`.
+    """
     lowering = _Lowering(placed)
     for index in range(len(placed.nodes)):
         lowering.add(index)
     used = repr([(each.name, each.place) for each in placed.slices])
-    parts = program.identity, used, dispatch.value
+    parts = identity, used, dispatch.value
     return LoweredProgram(
-        name=program.name,
+        name=placed.name,
         identity=hashlib.sha256("\n".join(parts).encode()).hexdigest(),
         slices=placed.slices,
         computations=tuple(lowering.computations),
@@ -82,10 +166,11 @@ def lower(
         args=lowering.args(),
         constants=lowering.constants(),
         results=tuple(map(lowering.slot, placed.results)),
-        donated_args=program.donated_args,
+        donated_args=donated_args,
         instructions=tuple(lowering.instructions),
+        gangs=tuple(lowering.gangs),
         graph=SpreadGraph(lowering.gangs, dispatch),
-        stages=tuple(stages),
+        stages=stages,
     )
 
 
@@ -94,26 +179,35 @@ class Lowerings:
 
     The oldest goes when there are too many. A program whose slice moved is lowered
     again at its next call; what is compiled is found by its logical mesh.
+
+    Args:
+        make: Lowers a program that is not kept.
     """
 
-    def __init__(self, max_kept: int = 1024) -> None:
+    def __init__(self, max_kept: int = 1024, make: Lower = lower) -> None:
         self._max_kept = max_kept
-        self._kept: dict[tuple[str, tuple[Place, ...]], LoweredProgram] = {}
+        self._make = make
+        self._kept: dict[Any, LoweredProgram] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def lower(self, program: Program, places: Mapping[str, Place]) -> LoweredProgram:
+    def lower(
+        self,
+        program: Program,
+        places: Mapping[str, Place],
+        dispatch: Dispatch = Dispatch.PARALLEL,
+    ) -> LoweredProgram:
         """Lower a program, unless that was done for the same places.
 
         Raises:
             PlacementError: As `lower`.
         """
         names = [each.name for each in program.slices if each.name in places]
-        key = program.identity, tuple(places[name] for name in names)
+        key = program.identity, dispatch, tuple(places[name] for name in names)
         found = self._kept.pop(key, None)
         if found is None:
-            found = lower(program, places)
+            found = self._make(program, places, dispatch=dispatch)
         self._kept[key] = found
         if len(self._kept) > self._max_kept:
             del self._kept[next(iter(self._kept))]

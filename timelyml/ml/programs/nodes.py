@@ -151,8 +151,7 @@ class Call:
     @property
     def has_effects(self) -> bool:
         """Whether it does more than compute its results."""
-        found = self.computation
-        return found.has_callbacks or found.checks is not None
+        return self.computation.has_effects
 
 
 class Route(StrEnum):

@@ -53,6 +53,24 @@ def place(program: Program, places: Mapping[str, Place]) -> Program:
     return replace(program, slices=tuple(placed))
 
 
+def place_again(program: Program, places: Mapping[str, Place]) -> Program:
+    """Put a program that went through all passes where its slices stand now.
+
+    Raises:
+        PlacementError: As `place`.
+    """
+    placed = place(program, places)
+    islands = {each.name: places[each.name].island for each in placed.slices}
+    nodes = list(placed.nodes)
+    for index, node in enumerate(nodes):
+        if isinstance(node, Transfer) and node.route is not Route.PUT:
+            ends = placed.value(node.operand), node.value
+            found = {islands[str(each.slice)] for each in ends}
+            route = Route.WITHIN if len(found) == 1 else Route.BETWEEN
+            nodes[index] = replace(node, route=route)
+    return replace(placed, nodes=tuple(nodes))
+
+
 def drop_dead_calls(program: Program) -> Program:
     """Leave out calls whose results nobody uses, unless they do more than compute.
 

@@ -6,7 +6,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import jax
 
@@ -17,6 +17,8 @@ from timelyml.ml.functions.options import Arguments, Splitter, as_options
 from timelyml.ml.functions.settings import settings_key
 from timelyml.ml.programs.ir import Program
 from timelyml.ml.programs.recorder import Recorder
+
+DispatchName: TypeAlias = Literal["parallel", "sequential"]
 
 
 class ProgramRunner(Protocol):
@@ -35,12 +37,14 @@ class ProgramCall:
         operands: Arguments, flat, and captured handles: values on slices, or host
             values where the program says that they come from the client.
         out_tree: The structure of the results.
+        dispatch: "parallel", or "sequential".
     """
 
     program: Program
     client: ProgramRunner
     operands: tuple[Any, ...]
     out_tree: Any
+    dispatch: DispatchName = "parallel"
 
     def results(self, values: Iterable[Any]) -> Any:
         """Return what the program returns, of one value for each result."""
@@ -71,6 +75,7 @@ class ProgramFunction:
         function: Callable[..., Any],
         *,
         fuse: bool,
+        dispatch: DispatchName,
         static_argnums: int | Sequence[int] | None,
         static_argnames: str | Iterable[str] | None,
     ) -> None:
@@ -79,6 +84,7 @@ class ProgramFunction:
         )
         self.function = function
         self._fuse = fuse
+        self._dispatch = dispatch
         self._split = Splitter(function, options)
         self._traced: dict[Any, _Traced] = {}
         functools.update_wrapper(self, function, updated=())
@@ -126,7 +132,9 @@ class ProgramFunction:
         operands = (*leaves, *traced.captured)
         if traced.program.donated_args:
             self._check_donated(traced.program, operands)
-        return ProgramCall(traced.program, traced.client, operands, traced.out_tree)
+        return ProgramCall(
+            traced.program, traced.client, operands, traced.out_tree, self._dispatch
+        )
 
     def program(self, *args: Any, **kwargs: Any) -> Program:
         """Return the program that a call with these arguments runs; run nothing."""
@@ -188,6 +196,7 @@ def program(
     function: Callable[..., Any] | None = None,
     *,
     fuse: bool = False,
+    dispatch: DispatchName = "parallel",
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,
 ) -> Any:
@@ -202,12 +211,21 @@ def program(
             not ask for values. Left out, a decorator is returned.
         fuse: Let neighbours on one slice become one computation, which changes floats
             in their last bits and saves launches.
+        dispatch: "parallel": hosts prepare and launch a computation before those that
+            it depends on are over. "sequential": each waits for the end of those; as
+            other systems do it, for comparison.
         static_argnums: Positions of arguments that are no arrays.
         static_argnames: The same by name.
 
     Raises:
         ConfigError: `function` cannot be called, or an option is malformed.
     """
+    if dispatch not in ("parallel", "sequential"):
+        raise ConfigError(
+            f"program: option 'dispatch' cannot work; got {dispatch!r}; expected "
+            f"'parallel' or 'sequential'",
+            option="dispatch",
+        )
 
     def wrap(fun: Callable[..., Any]) -> ProgramFunction:
         if not callable(fun):
@@ -219,6 +237,7 @@ def program(
         return ProgramFunction(
             fun,
             fuse=fuse,
+            dispatch=dispatch,
             static_argnums=static_argnums,
             static_argnames=static_argnames,
         )

@@ -69,6 +69,7 @@ class LaunchGate:
         self._line: deque[Ticket] = deque()
         self._prepared: set[GangKey] = set()
         self._unfinished: dict[int, Ticket] = {}
+        self._weights: dict[GangKey, int] = {}
         self._num_unfinished: dict[str, int] = {}
 
     def admit(self, tickets: Iterable[Ticket]) -> tuple[Ticket, ...]:
@@ -85,6 +86,11 @@ class LaunchGate:
             self._line.append(ticket)
         return self._launch()
 
+    def weigh(self, key: GangKey, num_launches: int) -> None:
+        """Note that a gang is several launches, which have one place in the order."""
+        if num_launches > 1:
+            self._weights[key] = num_launches
+
     def prepare(self, key: GangKey) -> tuple[Ticket, ...]:
         """Note that a gang could be launched; return what to launch now, in order."""
         self._prepared.add(key)
@@ -99,13 +105,15 @@ class LaunchGate:
                 f"{sequence}; expected one of {list(self._unfinished)[:8]}",
                 host=self._host,
             )
+        weight = self._weights.pop(ticket.key, 1)
         for device in ticket.devices:
-            self._num_unfinished[device] -= 1
+            self._num_unfinished[device] -= weight
         return self._launch()
 
     def forget(self, key: GangKey) -> None:
         """Drop the preparation of a gang that will not be ordered."""
         self._prepared.discard(key)
+        self._weights.pop(key, None)
 
     def awaited(self) -> Ticket | None:
         """Return the gang that is next and not prepared, which holds up the rest."""
@@ -134,14 +142,17 @@ class LaunchGate:
             ticket = self._line.popleft()
             self._prepared.discard(ticket.key)
             self._unfinished[ticket.sequence] = ticket
+            weight = self._weights.get(ticket.key, 1)
             for device in ticket.devices:
                 count = self._num_unfinished.get(device, 0)
-                self._num_unfinished[device] = count + 1
+                self._num_unfinished[device] = count + weight
             launched.append(ticket)
         return tuple(launched)
 
     def _may_launch(self, ticket: Ticket) -> bool:
-        return ticket.key in self._prepared and all(
-            self._num_unfinished.get(device, 0) < self._max_unfinished
-            for device in ticket.devices
-        )
+        if ticket.key not in self._prepared:
+            return False
+        # What is heavier than all that may be under way goes when nothing is.
+        most = max(0, self._max_unfinished - self._weights.get(ticket.key, 1))
+        counts = (self._num_unfinished.get(device, 0) for device in ticket.devices)
+        return all(count <= most for count in counts)

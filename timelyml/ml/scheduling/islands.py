@@ -138,6 +138,7 @@ class _Spread:
     graph: SpreadGraph
     client: str
     islands_left: set[str]
+    is_apart: bool
     outcome: Outcome = Outcome.FINISHED
 
 
@@ -158,16 +159,26 @@ class Islands:
 
     def submit(
         self, client: str, program: str, graph: SpreadGraph, *,
-        iterations: int | None = 1, priority: int = 0,
+        iterations: int | None = 1, priority: int = 0, is_apart: bool = False,
     ) -> list[tuple[str, Effect]]:  # fmt: skip
-        """Take a program on all of its islands, or raise and take it on none."""
+        """Take a program on all of its islands, or raise and take it on none.
+
+        Args:
+            client: Whose it is.
+            program: Name of this call.
+            graph: Its gangs.
+            iterations: As of `Submission`.
+            priority: As of `Submission`.
+            is_apart: Where one part of it does not come to its end, the others go on;
+                those that wait for it find that it brought nothing.
+        """
         parts = {
             island: Submission(client, program, part, iterations, priority)
             for island, part in graph.graphs.items()
         }
         for island, submission in parts.items():
             self.schedulers[island].check(submission)
-        self._spreads[program] = _Spread(graph, client, set(parts))
+        self._spreads[program] = _Spread(graph, client, set(parts), is_apart)
         # All parts are there before news of one reaches another.
         effects = [
             (island, effect)
@@ -200,9 +211,15 @@ class Islands:
         """
         spread = self._spreads.get(program)
         effects: list[tuple[str, Effect]] = []
+        if spread is not None:
+            spread.is_apart = False  # nothing goes on
         for island in sorted(spread.islands_left) if spread else ():
             effects += self.follow(island, self.schedulers[island].cancel(program))
         return effects
+
+    def cancel_part(self, island: str, program: str) -> list[tuple[str, Effect]]:
+        """Drop what of a program is not ordered on one island."""
+        return self.follow(island, self.schedulers[island].cancel(program))
 
     def stop(self, program: str) -> None:
         """End a loop after the same iteration everywhere."""
@@ -256,6 +273,19 @@ class Islands:
             opened = self.schedulers[target].open(effect.key.program, gang, slot)
             pending.extend((target, each) for each in opened)
 
+    def _open_all(
+        self,
+        island: str,
+        program: str,
+        spread: _Spread,
+        pending: deque[tuple[str, Effect]],
+    ) -> None:
+        """Open what the gangs of an island would have opened elsewhere."""
+        for (origin, _), targets in spread.graph.opens.items():
+            for (target, gang), slot in targets if origin == island else ():
+                opened = self.schedulers[target].open(program, gang, slot)
+                pending.extend((target, each) for each in opened)
+
     def _end_part(
         self, island: str, done: ProgramDone, pending: deque[tuple[str, Effect]]
     ) -> ProgramDone | None:
@@ -263,7 +293,12 @@ class Islands:
         if spread is None:
             return done
         spread.islands_left.discard(island)
-        if done.outcome is not Outcome.FINISHED and spread.outcome is Outcome.FINISHED:
+        if done.outcome is not Outcome.FINISHED and spread.is_apart:
+            spread.outcome = done.outcome
+            self._open_all(island, done.program, spread, pending)
+        elif (
+            done.outcome is not Outcome.FINISHED and spread.outcome is Outcome.FINISHED
+        ):
             spread.outcome = done.outcome
             for other in sorted(spread.islands_left):
                 dropped = self.schedulers[other].cancel(done.program)

@@ -1,0 +1,364 @@
+"""Dispatch: the gates that calls and programs go through, and what is heard of them.
+
+Work goes through three gates. Its memory can be asked for once it is known how much
+that is, and once the work before it has asked: who holds memory then waits for nobody
+who has none. With its memory it begins: hosts are told to prepare, and the schedulers
+get it. It is ordered after all work that makes what it takes.
+
+What a call of a computation and one of a program are made of is for their owners to
+know (`calls.py`, `programs.py`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from timelyml.errors import RunStoppedError, TimelyError
+from timelyml.ml.controller.awaited import Awaited
+from timelyml.ml.controller.buffers import Buffers
+from timelyml.ml.controller.claims import waits_of
+from timelyml.ml.controller.code import Code
+from timelyml.ml.controller.messages import Failed
+from timelyml.ml.controller.readers import Readers
+from timelyml.ml.controller.records import Outbox, SliceRecord
+from timelyml.ml.controller.turns import InTurn
+from timelyml.ml.controller.work import Work
+from timelyml.ml.hosts import Done
+from timelyml.ml.scheduling import (
+    Effect,
+    GangDone,
+    Grant,
+    Islands,
+    Outcome,
+    ProgramDone,
+    Report,
+    SpreadGraph,
+    tickets_of,
+)
+from timelyml.ml.store import Buffer, BufferState, Claim
+from timelyml.runtime.failure import pack_error
+
+
+class Owner(Protocol):
+    """Who knows what work is made of."""
+
+    def codes(self, work: Any) -> Iterable[tuple[str, str]]:
+        """Return what has to be compiled before its needs are known, and where."""
+
+    def refusal(self, work: Any) -> bytes | None:
+        """Return why it cannot begin, if so."""
+
+    def claim(self, work: Any) -> Claim:
+        """Return the memory that it takes."""
+
+    def prepare(self, work: Any) -> None:
+        """Let hosts prepare it."""
+
+    def graph(
+        self, work: Any, num_waits: int
+    ) -> tuple[SpreadGraph, Sequence[tuple[int, int]]]:
+        """Return its gangs, and for each thing waited for the inputs that open then."""
+
+    def granted(self, work: Any, grant: Grant) -> None:
+        """Hear that a gang is ordered, before its hosts do."""
+
+    def reported(self, work: Any, gang: int, done: Done) -> bool:
+        """Hear from a host that a gang is over; return whether the rest must not run."""
+
+    def fates(self, work: Any) -> Mapping[int, bytes]:
+        """Return the errors of those outputs that will never be."""
+
+    def forget(self, work: Any) -> None:
+        """Have hosts drop what of it was prepared and will not be launched."""
+
+
+class Dispatch:
+    """All work that is not over.
+
+    Args:
+        slices: All slices, also those that are lost.
+        buffers: Those that work takes and makes.
+        code: Computations that are registered.
+        outbox: Takes what follows.
+        on_idle: Called with a slice when work on it is over.
+    """
+
+    def __init__(
+        self,
+        slices: Mapping[str, SliceRecord],
+        buffers: Buffers,
+        code: Code,
+        outbox: Outbox,
+        on_idle: Callable[[SliceRecord], None],
+    ) -> None:
+        self.islands = Islands()
+        self._slices = slices
+        self._buffers = buffers
+        self._code = code
+        self._outbox = outbox
+        self._on_idle = on_idle
+        self._works: dict[str, Work] = {}
+        self._by_sequence: dict[tuple[str, int], tuple[Work, int]] = {}
+        self._unknown = Awaited()  # what has to be known to ask for memory
+        self._unsettled = Awaited()  # work that made arguments and is not over
+        self._readers = Readers()
+        self._turns = InTurn()
+
+    def __len__(self) -> int:
+        return len(self._works)
+
+    def start(self, work: Work, outputs: Iterable[Buffer]) -> None:
+        """Take work whose arguments are there or promised."""
+        directory = self._buffers.directory
+        work.before = self._before(work)
+        for entry in work.uses:
+            directory.use(entry)
+        for entry in work.exported:
+            directory.use(entry, is_exported=True)
+        self._readers.add(work)
+        for number in work.given:
+            self._buffers.follow(directory.give_up(work.client, number))
+        work.results = [
+            self._buffers.add(work.client, buffer, work.program) for buffer in outputs
+        ]
+        for entry in work.results:
+            directory.use(entry)  # until it is there
+        self._works[work.program] = work
+        for name in work.slices:
+            self._slices[name].num_calls += 1
+        self._claim_once_known(work)
+
+    def refuse(
+        self,
+        client: int,
+        outs: tuple[int, ...],
+        outputs: Iterable[Buffer],
+        given: Iterable[int],
+        error: bytes,
+    ) -> None:
+        """Fail the results of work that does not even begin."""
+        directory = self._buffers.directory
+        for buffer in outputs:
+            self._buffers.fail(self._buffers.add(client, buffer), error)
+        for number in given:
+            self._buffers.follow(directory.give_up(client, number))
+        self._outbox.tell(client, Failed(1, outs, error))
+
+    def compiled(self, identity: str, slice_name: str) -> None:
+        """Go on with work that waited for what a computation takes."""
+        self._soon(self._claim, self._unknown.provide((identity, slice_name)))
+
+    def finished(self, island: str, host: int, done: Iterable[Done]) -> None:
+        """Take a host's word that gangs are over."""
+        reports = []
+        for each in done:
+            work, gang = self._by_sequence[island, each.sequence]
+            work.values.update(each.values)
+            failed = work.owner.reported(work, gang, each)
+            reports.append(Report(str(host), each.sequence, each.device_ns, failed))
+        self.follow(self.islands.finished(island, reports))
+
+    def cancel(self, is_meant: Callable[[Work], bool], error: bytes) -> None:
+        """Drop what is not ordered of work, because of `error`.
+
+        What waits for memory is for `Memory` to refuse.
+        """
+        for work in [work for work in self._works.values() if is_meant(work)]:
+            self._cancel(work, error)
+
+    def lose(self, island: str, error: bytes) -> None:
+        """End all work on an island that is gone; of programs, what is there of them."""
+        for work in list(self._works.values()):
+            if all(self._slices[name].island != island for name in work.slices):
+                continue
+            if work.is_apart and work.is_begun:
+                work.error = work.error or error
+                self.follow(self.islands.cancel_part(island, work.program))
+            else:
+                self._cancel(work, work.owner.refusal(work) or error)
+                work.error = work.error or error
+        scheduler = self.islands.schedulers[island]
+        self.follow(self.islands.follow(island, scheduler.restart()))
+
+    def follow(self, effects: Iterable[tuple[str, Effect]]) -> None:
+        """Do what the schedulers decided."""
+        pending = deque(effects)
+        while pending:
+            island, effect = pending.popleft()
+            if isinstance(effect, Grant):
+                pending.extend(self._grant(island, effect))
+            elif isinstance(effect, GangDone):
+                self._by_sequence.pop((island, effect.sequence), None)
+            elif isinstance(effect, ProgramDone):
+                self._finish(self._works[effect.program], effect.outcome)
+
+    def _cancel(self, work: Work, error: bytes) -> None:
+        if work.program not in self._works or work.is_ordered:
+            return
+        if work.is_begun:
+            work.error = work.error or error
+            self.follow(self.islands.cancel(work.program))
+        elif not work.is_claimed:
+            self._drop(work, error)
+
+    def _before(self, work: Work) -> list[Work]:
+        """Work that makes what other work takes, or reads what it destroys."""
+        found = {
+            producer.program: producer
+            for entry in work.args
+            if (producer := self._works.get(entry.producer or "")) is not None
+        }
+        for number in work.taken:
+            found.update((each.program, each) for each in self._readers.of(number))
+        return [each for each in found.values() if not each.is_ordered]
+
+    def _claim_once_known(self, work: Work) -> None:
+        missing: list[object] = [e.program for e in work.before if not e.is_claimed]
+        missing += [
+            code
+            for code in work.owner.codes(work)
+            if self._code.needs(code[0], self._slices[code[1]]) is None
+        ]
+        if self._unknown.wait(work.program, missing):
+            self._soon(self._claim, [work.program])
+
+    def _soon(self, action: Callable[[Work], None], programs: Iterable[str]) -> None:
+        def act(program: str) -> None:
+            if program in self._works:  # it may be cancelled
+                action(self._works[program])
+
+        self._turns.do([partial(act, program) for program in programs])
+
+    def _claim(self, work: Work) -> None:
+        """Ask for the memory of work."""
+        if error := work.owner.refusal(work):
+            self._drop(work, error)
+            return
+        work.is_claimed = True
+        self._buffers.memory.admit(
+            work.owner.claim(work),
+            partial(self._begin, work),
+            partial(self._drop, work),
+        )
+        self._soon(self._claim, self._unknown.provide(work.program))
+
+    def _begin(self, work: Work) -> None:
+        """Let hosts prepare work that has its memory, and have it ordered."""
+        if error := work.owner.refusal(work):
+            self._buffers.memory.release(work.program, has_run=False)
+            self._drop(work, error)
+            return
+        work.is_begun = True
+        work.owner.prepare(work)
+        waits = waits_of(work, self._works)
+        work.before = []
+        work.num_waits = len(waits)
+        graph, inputs = work.owner.graph(work, len(waits))
+        for slot, each in enumerate(waits):
+            each.dependants.extend([(work.program, gang, slot) for gang, _ in inputs])
+        try:
+            effects = self.islands.submit(
+                str(work.client), work.program, graph, is_apart=work.is_apart
+            )
+        except TimelyError as refusal:
+            self._drop(work, pack_error(refusal))
+            return
+        self.follow(effects)
+
+    def _grant(self, island: str, grant: Grant) -> list[tuple[str, Effect]]:
+        work = self._works[grant.key.program]
+        work.owner.granted(work, grant)
+        self._by_sequence[island, grant.sequence] = work, grant.key.gang
+        devices = self._slices[grant.placement].devices_by_host
+        for host, ticket in tickets_of(grant, devices).items():
+            self._outbox.book(int(host)).tickets.append(ticket)
+        if not work.is_ordered:
+            return []
+        self._readers.remove(work)
+        return self._open_dependants(work)
+
+    def _open_dependants(self, work: Work) -> list[tuple[str, Effect]]:
+        opened: list[tuple[str, Effect]] = []
+        for program in {program for program, _, _ in work.dependants}:
+            if program in self._works:  # it may be cancelled
+                self._works[program].num_waits -= 1
+        for program, gang, slot in work.dependants:
+            opened += self.islands.open(program, gang, slot)
+        return opened
+
+    def _drop(self, work: Work, error: bytes | None) -> None:
+        """End work that the scheduler does not have."""
+        self._unknown.forget(work.program)
+        work.error = work.error or error
+        self._finish(work, Outcome.FAILED)
+
+    def _finish(self, work: Work, outcome: Outcome) -> None:
+        """Take note that work is over; what it means depends on its arguments.
+
+        News of those may come later, from other hosts.
+        """
+        if outcome is not Outcome.FINISHED:
+            work.error = work.error or pack_error(
+                RunStoppedError(f"a call did not run; got it {outcome}; call it again")
+            )
+        producers = {
+            entry.producer
+            for entry in work.args
+            if entry.state is BufferState.PENDING and entry.producer in self._works
+        }
+        is_clear = work.error is not None and not (work.is_apart and work.is_begun)
+        if is_clear or self._unsettled.wait(work.program, producers):
+            self._settle(work)
+
+    def _settle(self, work: Work) -> None:
+        """Say what became of the results of work."""
+        del self._works[work.program]
+        fates = work.owner.fates(work)
+        good = []
+        for entry in work.results:
+            out = entry.buffer.number
+            if entry.state is BufferState.FAILED:
+                continue  # lost with its island, as its client has heard
+            if out in fates:
+                self._buffers.fail(entry, fates[out])
+            else:
+                good.append(out)
+        self._buffers.follow(self._buffers.directory.ready(good))
+        for error in dict.fromkeys(fates.values()):
+            outs = tuple(out for out in work.outs if fates.get(out) == error)
+            self._outbox.tell(work.client, Failed(0, outs, error))
+        self._outbox.finished(work.client, tuple(good), work.values)
+        self._end(work)
+
+    def _end(self, work: Work) -> None:
+        if work.is_begun:
+            self._buffers.memory.release(work.program, has_run=work.has_run)
+            if not work.is_ordered:
+                work.owner.forget(work)
+        if not work.is_ordered:
+            self._readers.remove(work)
+        for entry in work.exported:
+            self._buffers.unuse(entry, is_exported=True)
+        for entry in (*work.uses, *work.results):
+            self._buffers.unuse(entry)
+        if not work.is_ordered:
+            self._free_dependants(work)
+        self._soon(self._claim, self._unknown.provide(work.program))
+        self._soon(self._settle, self._unsettled.provide(work.program))
+        for name in work.slices:
+            slice_ = self._slices[name]
+            slice_.num_calls -= 1
+            self._on_idle(slice_)
+
+    def _free_dependants(self, work: Work) -> None:
+        """Let work go on that waited for some which will not run, or end with it."""
+        waiting = [self._works.get(program) for program, _, _ in work.dependants]
+        for other in waiting:
+            if other is not None and not other.is_apart:
+                error = next((e.error for e in other.args if e.error), None)
+                if error is not None:
+                    self._cancel(other, error)
+        self.follow(self._open_dependants(work))

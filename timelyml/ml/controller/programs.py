@@ -1,0 +1,369 @@
+"""Programs: registered once, lowered for where their slices stand, and called by number.
+
+A call costs one entry for each input and output and, for each host, one message with
+their numbers; what is between is known to the hosts alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from timelyml.errors import HandleError, ProgramError, TimelyError
+from timelyml.ml.controller.buffers import Buffers, no_such_slice
+from timelyml.ml.controller.code import Code
+from timelyml.ml.controller.cuts import Ancestry, Cut, Known
+from timelyml.ml.controller.dispatching import Dispatch
+from timelyml.ml.controller.messages import CallProgram, RegisterProgram
+from timelyml.ml.controller.records import Outbox, SliceRecord
+from timelyml.ml.controller.work import Work
+from timelyml.ml.hosts import Cancel, Done, LoadProgram, Run
+from timelyml.ml.programs import LoweredProgram, Lowerings
+from timelyml.ml.programs.lowering import lower_again
+from timelyml.ml.scheduling import Dispatch as When
+from timelyml.ml.scheduling import Grant, SpreadGraph
+from timelyml.ml.store import Buffer, Claim, Entry
+from timelyml.runtime.failure import pack_error, unpack_error
+
+
+@dataclass(slots=True)
+class ProgramRecord:
+    """A call of a program that is not over.
+
+    Attributes:
+        owner: Who knows what it is made of.
+        cut: Its blocks.
+        args: What it takes, in the order of its inputs.
+        copied: Inputs whose memory it would take, but others use them.
+        ordered: Its blocks that are ordered.
+        reports: How many hosts have said of a block that it is over.
+        errors: Pickled, by the gang that failed.
+        run: What hosts are told of it, once it begins.
+        told: Hosts that know of it.
+    """
+
+    program: str
+    client: int
+    owner: Any
+    known: Known
+    lowered: LoweredProgram
+    cut: Cut
+    args: list[Entry]
+    outs: tuple[int, ...]
+    copied: tuple[int, ...]
+    uses: list[Entry]
+    results: list[Entry] = field(default_factory=list)
+    before: list[Work] = field(default_factory=list)
+    is_claimed: bool = False
+    is_begun: bool = False
+    num_waits: int = 0
+    dependants: list[tuple[str, int, int]] = field(default_factory=list)
+    error: bytes | None = None
+    values: dict[int, Any] = field(default_factory=dict)
+    ordered: set[int] = field(default_factory=set)
+    reports: dict[int, int] = field(default_factory=dict)
+    errors: dict[int, bytes] = field(default_factory=dict)
+    run: Run | None = None
+    told: set[int] = field(default_factory=set)
+
+    @property
+    def slice(self) -> str:
+        """The slice where it is, or a name of its own if it is on several."""
+        slices = self.slices
+        return slices[0] if len(slices) == 1 else f"program {self.program}"
+
+    @property
+    def slices(self) -> tuple[str, ...]:
+        """All slices that it uses."""
+        return self.known.slices
+
+    @property
+    def is_placed(self) -> tuple[bool, ...]:
+        """All arguments are taken where they lie."""
+        return (True,) * len(self.args)
+
+    @property
+    def exported(self) -> list[Entry]:
+        """Arguments that are sent elsewhere."""
+        return [self.args[number] for number in self.cut.sent]
+
+    @property
+    def given(self) -> tuple[int, ...]:
+        """Buffers that its client gives away to it."""
+        return tuple(self.args[each].buffer.number for each in self.known.given)
+
+    @property
+    def taken(self) -> tuple[int, ...]:
+        """Buffers whose memory it takes where they are."""
+        return tuple(
+            self.args[number].buffer.number
+            for number in self.known.destroyed
+            if number not in self.copied and number not in self.cut.sent
+        )
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether all of its blocks are."""
+        return len(self.ordered) == len(self.cut.blocks)
+
+    @property
+    def has_run(self) -> bool:
+        """Whether hosts keep what it makes: all but where they drop what is left."""
+        return self.is_ordered or bool(self.ordered and self.is_apart)
+
+    @property
+    def is_apart(self) -> bool:
+        """Yes: what of it can run does."""
+        return True
+
+
+class Programs:
+    """Programs that clients registered, and their calls.
+
+    Args:
+        dispatch: Takes calls through all gates.
+        slices: All slices, also those that are lost.
+        buffers: Those that calls take and make.
+        code: Computations that are registered.
+        outbox: Takes what hosts are told.
+    """
+
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        slices: Mapping[str, SliceRecord],
+        buffers: Buffers,
+        code: Code,
+        outbox: Outbox,
+    ) -> None:
+        self._dispatch = dispatch
+        self._slices = slices
+        self._buffers = buffers
+        self._code = code
+        self._outbox = outbox
+        self._lowerings = Lowerings(make=lower_again)
+        self._known: dict[tuple[int, int], Known] = {}
+        self._cut_numbers = itertools.count(1)
+        self._call_numbers = itertools.count(1)
+
+    def register(self, client: int, message: RegisterProgram) -> None:
+        """Learn a program."""
+        when = When.SEQUENTIAL if message.is_sequential else When.PARALLEL
+        program = pickle.loads(message.pickled)  # noqa: S301 - of an authenticated client
+        self._known[client, message.program] = Known(program, when, message.given)
+
+    def forget_slice(self, slice_name: str) -> None:
+        """Drop the programs that use a slice which is gone."""
+        self._lowerings.forget(slice_name)
+        for key, known in list(self._known.items()):
+            if slice_name in known.slices:
+                del self._known[key]
+
+    def start(self, client: int, message: CallProgram) -> None:
+        """Take a call; what cannot run at all fails its results, and nothing else."""
+        known = self._known.get((client, message.program))
+        outputs: list[Buffer] = []
+        given: list[int] = []
+        try:
+            if known is None:
+                raise ProgramError(
+                    f"program {message.program} is not registered; got a call of it; "
+                    f"expected it to be; register it, and keep its slices"
+                )
+            given = [message.inputs[each] for each in known.given]
+            outputs = self._outputs(message, known)
+            self._start(client, message, known, outputs)
+        except TimelyError as error:
+            refused = pack_error(error)
+            self._dispatch.refuse(client, message.outs, outputs, given, refused)
+
+    def codes(self, work: ProgramRecord) -> tuple[tuple[str, str], ...]:
+        """Return what has to be compiled for a call."""
+        return work.known.codes
+
+    def refusal(self, work: ProgramRecord) -> bytes | None:
+        """Return why a call cannot begin: a slice of it is gone."""
+        errors = (self._slices[name].error for name in work.slices)
+        return next((error for error in errors if error is not None), None)
+
+    def claim(self, work: ProgramRecord) -> Claim:
+        """Return the memory that a call takes."""
+        copied: dict[str, int] = {}
+        for number in set(work.known.destroyed) & {*work.copied, *work.cut.sent}:
+            buffer = work.args[number].buffer
+            before = copied.get(buffer.placement, 0)
+            copied[buffer.placement] = before + buffer.size_bytes
+        scratch = work.known.scratch(self._code, self._slices)
+        return Claim(
+            work.client,
+            work.program,
+            tuple([entry.buffer.number for entry in work.uses]),
+            work.taken,
+            tuple([entry.buffer for entry in work.results]),
+            {name: size + copied.get(name, 0) for name, size in scratch.items()},
+            f"a call of program {work.lowered.name!r}",
+        )
+
+    def prepare(self, work: ProgramRecord) -> None:
+        """Let hosts prepare all blocks of a call, unless it is sequential."""
+        inputs = tuple([entry.buffer.number for entry in work.args])
+        failed = tuple(
+            (number, entry.error)
+            for number, entry in enumerate(work.args)
+            if entry.error is not None
+        )
+        first_move = self._buffers.numbers(len(work.lowered.moves))
+        work.run = Run(
+            work.program,
+            work.cut.number,
+            inputs,
+            work.outs,
+            work.copied,
+            first_move,
+            failed,
+        )
+        is_sequential = work.known.dispatch is When.SEQUENTIAL
+        for host in work.cut.first_hosts if is_sequential else work.cut.hosts:
+            self._tell(work, host)
+
+    def graph(
+        self, work: ProgramRecord, num_waits: int
+    ) -> tuple[SpreadGraph, list[tuple[int, int]]]:
+        """Return the blocks of a call as gangs, and their inputs from elsewhere."""
+        return work.cut.graph(num_waits), work.cut.roots
+
+    def granted(self, work: ProgramRecord, grant: Grant) -> None:
+        """Note that a block is ordered; tell its hosts of the call if they do not know."""
+        work.ordered.add(grant.key.gang)
+        if len(work.told) < len(work.cut.hosts):
+            for host, _ in grant.positions:
+                self._tell(work, int(host))
+
+    def reported(self, work: ProgramRecord, gang: int, done: Done) -> bool:
+        """Note what a host says of a block."""
+        work.reports[gang] = work.reports.get(gang, 0) + 1
+        for each, error in done.errors:
+            work.errors.setdefault(each, error)
+        work.known.measured(done.device_ns, len(work.cut.blocks[gang].gangs))
+        return False
+
+    def fates(self, work: ProgramRecord) -> dict[int, bytes]:
+        """Return the error of each output that depends on something that failed."""
+        error = work.error
+        if error is not None and not work.is_begun:
+            return dict.fromkeys(work.outs, error)
+        for number, block in enumerate(work.cut.blocks if error is not None else ()):
+            if work.reports.get(number, 0) < len(self._slices[block.slice].hosts):
+                for gang in block.gangs:
+                    work.errors.setdefault(gang, error or b"")
+        if not work.errors and all(entry.error is None for entry in work.args):
+            return {}
+        ancestry = Ancestry(work.lowered)
+        fates = {}
+        for number, out in enumerate(work.outs):
+            inputs, gangs = ancestry.of(number)
+            causes = [work.args[each].error for each in sorted(inputs)]
+            causes += [work.errors.get(each) for each in gangs]
+            cause = next((each for each in causes if each is not None), None)
+            if cause is not None:
+                fates[out] = cause
+        return fates
+
+    def forget(self, work: ProgramRecord) -> None:
+        """Have hosts drop what is left of a call."""
+        cancel = Cancel(work.program, tuple(sorted(work.ordered)))
+        for host in work.told:
+            self._outbox.book(host).cancels.append(cancel)
+
+    def _start(
+        self, client: int, message: CallProgram, known: Known, outputs: list[Buffer]
+    ) -> None:
+        lowered = self._lowered(known, client)
+        args = self._args(client, message, known)
+        directory = self._buffers.directory
+        copied = tuple(
+            number
+            for number in known.destroyed
+            if number not in known.given
+            or not directory.may_donate(client, args[number])
+        )
+        work = ProgramRecord(
+            f"p{next(self._call_numbers)}",
+            client,
+            self,
+            known,
+            lowered,
+            self._cut(known, lowered),
+            args,
+            message.outs,
+            copied,
+            list({id(each): each for each in args}.values()),
+        )
+        self._dispatch.start(work, outputs)
+
+    def _lowered(self, known: Known, client: int) -> LoweredProgram:
+        """Return a program for where its slices stand now."""
+        slices = []
+        for name in known.slices:
+            slice_ = self._slices.get(name)
+            if slice_ is None or slice_.client != client or slice_.is_dropped:
+                raise no_such_slice(name)
+            if slice_.error is not None:
+                raise unpack_error(slice_.error)
+            slices.append(slice_)
+        stands = tuple([each.devices for each in slices])
+        if known.lowered is None or stands != known.stands:
+            places = {each.name: each.place for each in slices}
+            lowered = self._lowerings.lower(known.program, places, known.dispatch)
+            known.stand(lowered, stands)
+        assert known.lowered is not None  # noqa: S101 - for the type
+        return known.lowered
+
+    def _cut(self, known: Known, lowered: LoweredProgram) -> Cut:
+        cut = known.cuts.get(known.most)
+        if cut is None:
+            number = next(self._cut_numbers)
+            cut = Cut(number, lowered, known.dispatch, known.most)
+            known.cuts[known.most] = cut
+            for host, pickled in cut.pickled():
+                self._outbox.send(host, LoadProgram(number, pickled))
+        return cut
+
+    def _args(self, client: int, message: CallProgram, known: Known) -> list[Entry]:
+        found = []
+        for number, wanted in zip(message.inputs, known.inputs, strict=True):
+            entry = self._buffers.directory.readable(client, number)
+            value, buffer = wanted.value, entry.buffer
+            lies = buffer.placement, buffer.spec, buffer.type
+            if lies != (value.slice, value.spec, value.type):
+                raise HandleError(
+                    f"an argument lies otherwise than the program wants it; got "
+                    f"{buffer.type} over {buffer.spec} on {buffer.placement!r}; expected "
+                    f"{value.type} over {value.spec} on {value.slice!r}; trace the "
+                    f"program with it",
+                    buffer=number,
+                )
+            found.append(entry)
+        return found
+
+    def _outputs(self, message: CallProgram, known: Known) -> list[Buffer]:
+        found = []
+        for number, (out, value) in enumerate(
+            zip(message.outs, known.outputs, strict=True)
+        ):
+            label = f"output {number} of program {known.program.name}"
+            name, spec = str(value.slice), value.spec or ()
+            slice_ = self._slices.get(name)
+            if slice_ is None:
+                found.append(Buffer(out, name, value.type, spec, 0, 0, label))
+            else:
+                found.append(slice_.new_buffer(out, value.type, spec, label))
+        return found
+
+    def _tell(self, work: ProgramRecord, host: int) -> None:
+        if host not in work.told and work.run is not None:
+            work.told.add(host)
+            self._outbox.book(host).runs.append(work.run)

@@ -1,0 +1,181 @@
+"""Work: what calls of computations and of programs have in common, and calls themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from timelyml.ml.functions import Computation
+from timelyml.ml.store import Entry
+
+
+class Work(Protocol):
+    """A call, of a computation or of a program, that is not over.
+
+    Attributes:
+        owner: Who knows what it is made of: an `Owner` of `dispatching.py`.
+        slice: Where it is, or a name of its own if that is on several slices.
+        uses: Every buffer that it keeps alive.
+        results: What it makes.
+        exported: Those that are sent elsewhere for it.
+        before: Work that has to be ordered before it, until it begins.
+        is_claimed: Whether its memory was asked for.
+        is_begun: Whether it has its memory, and the schedulers know it.
+        num_waits: Work that has to be ordered before it can be.
+        dependants: Gangs that may be ordered once this is, and their slot for it.
+        error: Pickled, why it, or some of it, did not run.
+        values: Small results.
+    """
+
+    results: list[Entry]
+    before: list[Work]
+    is_claimed: bool
+    is_begun: bool
+    num_waits: int
+    error: bytes | None
+
+    @property
+    def program(self) -> str:
+        """Its name in the schedulers."""
+
+    @property
+    def client(self) -> int:
+        """Whose it is."""
+
+    @property
+    def owner(self) -> Any:
+        """Who knows what it is made of."""
+
+    @property
+    def slice(self) -> str:
+        """Where it is."""
+
+    @property
+    def slices(self) -> tuple[str, ...]:
+        """All slices that it uses."""
+
+    @property
+    def args(self) -> list[Entry]:
+        """What it takes."""
+
+    @property
+    def is_placed(self) -> tuple[bool, ...]:
+        """Of each argument, whether it is taken where it lies."""
+
+    @property
+    def outs(self) -> tuple[int, ...]:
+        """Numbers of what it makes."""
+
+    @property
+    def uses(self) -> list[Entry]:
+        """Every buffer that it keeps alive."""
+
+    @property
+    def exported(self) -> list[Entry]:
+        """Arguments that are sent elsewhere for it."""
+
+    @property
+    def given(self) -> tuple[int, ...]:
+        """Buffers that its client gives away to it."""
+
+    @property
+    def taken(self) -> tuple[int, ...]:
+        """Buffers whose memory it takes where they are."""
+
+    @property
+    def dependants(self) -> list[tuple[str, int, int]]:
+        """Gangs that may be ordered once it is, and their slot for it."""
+
+    @property
+    def values(self) -> dict[int, Any]:
+        """Small results."""
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether all of it has its place in the order."""
+
+    @property
+    def has_run(self) -> bool:
+        """Whether what it was to make is there, be it of any use or not."""
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether it goes on where it can when some of it cannot."""
+
+
+@dataclass(slots=True)
+class CallRecord:
+    """A call of a computation that is not over.
+
+    Attributes:
+        owner: Who knows what it is made of.
+        args: What it takes, in the order of the computation's arguments.
+        is_placed: Of each, whether it lies where the computation wants it; others move.
+        copied: Positions of arguments whose memory it would take, but others use them.
+        uses: Every buffer that it keeps alive.
+        results: What it makes.
+        before: Calls that have to be ordered before it, until it begins.
+        is_claimed: Whether its memory was asked for.
+        is_begun: Whether it has its memory, and the scheduler knows it.
+        is_ordered: Whether it has its place in the order of the island.
+        num_waits: Calls that have to be ordered before it can be.
+        dependants: Gangs that may be ordered once this is, and their slot for it.
+        error: Pickled, what the first host that failed reported.
+        values: Small results.
+    """
+
+    program: str
+    client: int
+    owner: Any
+    slice: str
+    computation: Computation
+    args: list[Entry]
+    outs: tuple[int, ...]
+    is_placed: tuple[bool, ...]
+    copied: tuple[int, ...]
+    uses: list[Entry]
+    results: list[Entry] = field(default_factory=list)
+    before: list[Work] = field(default_factory=list)
+    is_claimed: bool = False
+    is_begun: bool = False
+    is_ordered: bool = False
+    num_waits: int = 0
+    dependants: list[tuple[str, int, int]] = field(default_factory=list)
+    error: bytes | None = None
+    values: dict[int, Any] = field(default_factory=dict)
+
+    @property
+    def slices(self) -> tuple[str, ...]:
+        """The slice where it is."""
+        return (self.slice,)
+
+    @property
+    def exported(self) -> list[Entry]:
+        """Arguments that are moved."""
+        pairs = zip(self.args, self.is_placed, strict=True)
+        return [entry for entry, is_placed in pairs if not is_placed]
+
+    @property
+    def given(self) -> tuple[int, ...]:
+        """Buffers that are donated."""
+        donated = self.computation.donated
+        return tuple(self.args[each].buffer.number for each in donated)
+
+    @property
+    def has_run(self) -> bool:
+        """Whether it was ordered, and so launched."""
+        return self.is_ordered
+
+    @property
+    def is_apart(self) -> bool:
+        """No: it is in one place."""
+        return False
+
+    @property
+    def taken(self) -> tuple[int, ...]:
+        """Buffers whose memory it takes where they are."""
+        return tuple(
+            self.args[position].buffer.number
+            for position in self.computation.donated
+            if self.is_placed[position] and position not in self.copied
+        )
