@@ -1,9 +1,11 @@
 """How many computations with a collective run in a second: the paper's Figure 5.
 
 A scalar sum over all devices and an addition, on 1, 2 and 4 virtual devices of one
-worker. OpByOp: one call for each. Chained: a program of 128 calls. Both run ahead of
-replies. Beside plain JAX in a process with the same devices and environment, which
-takes turns with them; each ratio is the median of the rounds' own ratios.
+worker. OpByOp: one call for each. Chained: a program of 128 calls, as it is and with
+`fuse=True`. Fused: one computation with a loop of 128. All run ahead of replies. Beside
+plain JAX in a process with the same devices and environment, which takes turns with them:
+its Fused beside Fused, its OpByOp beside all others. Each ratio is the median of the
+rounds' own ratios.
 """
 
 from __future__ import annotations
@@ -15,24 +17,31 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from statistics import median
 from typing import Any
 
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.peers.plain_jax import step
+from benchmarks.peers.plain_jax import CHAIN, fused, step
 from benchmarks.report import Report
 from timelyml import ml
 from timelyml.runtime.environment import worker_environment
 
-CHAIN = 128
+STEPS_ON_ONE = 8
+"""So many times more where a step has no collective, and takes so much less."""
+
 AIMS = {
     "op_by_op_2_devices": 0.8,
     "op_by_op_4_devices": 0.8,
     "chained_1_device": 0.8,
     "chained_2_devices": 1.3,
     "chained_4_devices": 1.3,
+    "chained_fuse_2_devices": 3.0,
+    "chained_fuse_4_devices": 3.0,
+    "fused_2_devices": 0.95,
+    "fused_4_devices": 0.95,
 }
 """Steps per second, as a multiple of plain JAX's own."""
 
@@ -47,8 +56,9 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     table = Report("Computations with a collective, beside plain JAX")
     for num_devices in options.devices:
-        rounds = measure(num_devices, options.rounds, options.steps)
-        add_rows(table, num_devices, rounds, options.steps)
+        steps = options.steps * (STEPS_ON_ONE if num_devices == 1 else 1)
+        rounds = measure(num_devices, options.rounds, steps)
+        add_rows(table, num_devices, rounds, steps)
     table.show(as_json=options.json)
     return 0
 
@@ -63,29 +73,34 @@ def measure(num_devices: int, num_rounds: int, steps: int) -> list[dict[str, flo
         cut = slice_.sharding(P("x"))  # type: ignore[no-untyped-call]  # JAX is typed in part
         first = client.put(np.zeros(num_devices, np.float32), cut)
         run = ml.jit(step, slice=slice_, out_shardings=cut)
+        whole = ml.jit(fused, slice=slice_, out_shardings=cut)
 
-        @ml.program
         def chain(x: Any) -> Any:
             for _ in range(CHAIN):
                 x = run(x)
             return x
 
-        def op_by_op(count: int) -> float:
-            return _timed(run, first, count)
-
-        def chained(count: int) -> float:
-            return _timed(chain, first, count // CHAIN)
-
-        for warm_up in (plain, op_by_op, chained):
+        runs: dict[str, Callable[[int], float]] = {
+            "jax": lambda steps: plain("step", steps),
+            "jax_fused": lambda steps: plain("fused", steps),
+            "op_by_op": lambda steps: _timed(run, first, steps),
+        }
+        for name, function in {
+            "chained": ml.program(chain),
+            "chained_fuse": ml.program(chain, fuse=True),
+            "fused": whole,
+        }.items():
+            runs[name] = partial(_timed_chain, function, first)
+        for warm_up in runs.values():
             warm_up(2 * CHAIN)
         return [
-            {
-                "jax": plain(steps),
-                "op_by_op": op_by_op(steps),
-                "chained": chained(steps),
-            }
+            {name: timed(steps) for name, timed in runs.items()}
             for _ in range(num_rounds)
         ]
+
+
+def _timed_chain(function: Callable[[Any], Any], first: Any, steps: int) -> float:
+    return _timed(function, first, steps // CHAIN)
 
 
 def _timed(function: Callable[[Any], Any], first: Any, count: int) -> float:
@@ -98,7 +113,7 @@ def _timed(function: Callable[[Any], Any], first: Any, count: int) -> float:
 
 
 @contextmanager
-def plain_jax(num_devices: int) -> Iterator[Callable[[int], float]]:
+def plain_jax(num_devices: int) -> Iterator[Callable[[str, int], float]]:
     """Start plain JAX; what is yielded runs steps there and returns the seconds."""
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.peers.plain_jax"],
@@ -111,8 +126,8 @@ def plain_jax(num_devices: int) -> Iterator[Callable[[int], float]]:
     assert process.stdout is not None
     ask, answer = process.stdin, process.stdout
 
-    def run(steps: int) -> float:
-        print(steps, file=ask, flush=True)
+    def run(what: str, steps: int) -> float:
+        print(what, steps, file=ask, flush=True)
         return float(answer.readline())
 
     try:
@@ -130,7 +145,8 @@ def add_rows(
     devices = "1_device" if num_devices == 1 else f"{num_devices}_devices"
     for what in rounds[0]:
         name = f"{what}_{devices}"
-        ratio = median(each["jax"] / each[what] for each in rounds)
+        peer = "jax_fused" if what == "fused" else "jax"
+        ratio = median(each[peer] / each[what] for each in rounds)
         aim = AIMS.get(name)
         table.add(
             f"{name}_per_s",

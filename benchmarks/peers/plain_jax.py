@@ -1,7 +1,8 @@
 """Plain JAX on virtual devices, in a process of its own: steps per second on demand.
 
-Reads a number of steps from stdin, a line each time, and answers with the seconds that
-they took. At most 32 launches are under way: with more, XLA hangs.
+Reads from stdin what to run, "step" or "fused", and how many steps, a line each time,
+and answers with the seconds that they took. At most 32 launches are under way: with more,
+XLA hangs.
 """
 
 from __future__ import annotations
@@ -16,11 +17,18 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 MAX_UNFINISHED = 32
+CHAIN = 128
 
 
 def step(x: jax.Array) -> jax.Array:
     """Return, on every device, the mean over all devices and one more."""
     return jnp.broadcast_to(x.mean() + 1, x.shape)
+
+
+def fused(x: jax.Array) -> jax.Array:
+    """Take so many steps in one computation."""
+    looped: jax.Array = jax.lax.fori_loop(0, CHAIN, lambda _, x: step(x), x)
+    return looped
 
 
 def main() -> None:
@@ -29,11 +37,17 @@ def main() -> None:
     mesh = Mesh(np.array(devices), ("x",))
     cut = NamedSharding(mesh, P("x"))  # type: ignore[no-untyped-call]  # JAX is typed in part
     first = jax.device_put(np.zeros(len(devices), np.float32), cut)
-    run = jax.jit(step, out_shardings=cut).lower(first).compile()
+    compiled = {
+        each.__name__: jax.jit(each, out_shardings=cut).lower(first).compile()
+        for each in (step, fused)
+    }
     for line in sys.stdin:
+        what, steps = line.split()
+        run, launches = compiled[what], int(steps)
+        launches //= CHAIN if what == "fused" else 1
         x = first
         began = time.perf_counter()
-        for number in range(int(line)):
+        for number in range(launches):
             x = run(x)
             if number % MAX_UNFINISHED == MAX_UNFINISHED - 1:
                 x.block_until_ready()
