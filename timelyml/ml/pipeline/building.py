@@ -69,6 +69,8 @@ class Pipeline:
         self,
         loss_fn: Callable[..., Any],
         optimiser: optax.GradientTransformation,
+        *,
+        pad_rows: bool = False,
     ) -> TrainStep:
         """Return a function that trains the pipeline by a batch.
 
@@ -78,8 +80,12 @@ class Pipeline:
                 The loss of a step is the sum of all totals divided by that of all
                 counts; microbatches may count unequally much.
             optimiser: A transformation of optax that looks at stages one by one.
+            pad_rows: Round the rows of microbatches up to a few sizes, with zeros, so that
+                a few shapes are compiled whatever the sizes. Stages must then treat rows
+                by themselves, and the loss is `loss_fn(y, target, is_row)` with a mask
+                `(rows,) bool` of those that are real.
         """
-        return TrainStep(self._layout, loss_fn, optimiser)
+        return TrainStep(self._layout, loss_fn, optimiser, pad_rows=pad_rows)
 
 
 def pipeline(

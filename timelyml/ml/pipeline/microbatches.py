@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
 from timelyml.errors import ConfigError
+from timelyml.ml.buckets import bucket_size, num_rows_of, pad_rows
 
 
 def cut_batch(batch: Any, num_parts: int) -> list[Any]:
@@ -45,3 +48,25 @@ def cut_batch(batch: Any, num_parts: int) -> list[Any]:
         jax.tree.map(lambda leaf: np.asarray(leaf)[start:end], batch)  # noqa: B023 - used at once
         for start, end in zip([0, *ends[:-1]], ends, strict=True)
     ]
+
+
+def padded(x: Any, target: Any) -> tuple[Any, tuple[Any, Any]]:
+    """Add rows of zeros up to a bucket's size; beside the target goes which are real.
+
+    >>> x, (target, is_row) = padded(np.ones((9, 2)), np.ones(9))
+    >>> x.shape, target.shape, int(is_row.sum())
+    ((10, 2), (10,), 9)
+    """
+    count = num_rows_of((x, target))
+    size = bucket_size(count, smallest=1)
+    return pad_rows(x, size), (pad_rows(target, size), np.arange(size) < count)
+
+
+def masked(loss_fn: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    """Return the loss as a function of what `padded` gives beside the input."""
+
+    @functools.wraps(loss_fn)
+    def loss(y: Any, target: tuple[Any, Any]) -> Any:
+        return loss_fn(y, *target)
+
+    return loss

@@ -17,7 +17,7 @@ from timelyml.ml.client.slices import Slice
 from timelyml.ml.functions import partition_spec, recorder
 from timelyml.ml.pipeline.actions import Action, Schedule
 from timelyml.ml.pipeline.interpreting import Pass
-from timelyml.ml.pipeline.microbatches import cut_batch
+from timelyml.ml.pipeline.microbatches import cut_batch, masked, padded
 from timelyml.ml.pipeline.observing import PipelineRecord
 from timelyml.ml.pipeline.stages import Stage
 from timelyml.ml.pipeline.tying import Place, Tie, borrowed, resolve_ties
@@ -102,9 +102,15 @@ class TrainStep:
         layout: Layout,
         loss_fn: Callable[..., Any],
         optimiser: optax.GradientTransformation,
+        *,
+        pad_rows: bool = False,
     ) -> None:
         self._layout = layout
+        self._is_padded = pad_rows
         self._loss_fn = loss_fn
+        if pad_rows:
+            key = "masked", loss_fn
+            self._loss_fn = layout.once(key, lambda: masked(loss_fn))
         self._optimiser = optimiser
         self._ties: tuple[Tie, ...] = ()
         self._last = layout.schedule.num_stages - 1
@@ -173,7 +179,7 @@ class TrainStep:
     ) -> tuple[TrainState, Handle]:
         """Train by microbatches of any sizes, those of the first replica first.
 
-        Each size is compiled once. The loss is the sum over all of them, divided by the
+        Each size is compiled once, or each that they are padded to. The loss is the sum over all of them, divided by the
         sum of their counts.
 
         Args:
@@ -193,6 +199,8 @@ class TrainStep:
                 f"make the pipeline for as many",
                 option="microbatches",
             )
+        if self._is_padded:
+            microbatches = [padded(x, target) for x, target in microbatches]
         timed = PipelineRecord() if record is None else record
         passes = [
             self._pass(state, replica, microbatches[replica * count :][:count], timed)
