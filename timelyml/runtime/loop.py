@@ -12,6 +12,7 @@ from typing import Protocol
 
 MAX_WAIT_S = 0.5
 MIN_SPIN_S = 20e-6
+SPINS_PER_SHORT_WAIT = 4
 
 
 class Endpoint(Protocol):
@@ -40,38 +41,49 @@ class Waitable(Protocol):
 class Patience:
     """How long to look again before sleeping: as long as that has been paying.
 
-    A thread that slept takes several times longer to answer. Looking pays where the
-    next message comes within `spin_s`; where it did not, half as long is tried the
-    next time, down to nothing, until a sleep turns out to have been that short.
+    A thread that slept takes several times longer to answer, and may be woken on a
+    core that another one needs. Looking pays where messages mostly come within a
+    quarter of `spin_s`; the odd one may take up to `spin_s`. Where it did not pay, half
+    as long is tried the next time, down to nothing, until a wait turns out to have been
+    short again.
     """
 
     def __init__(self, spin_s: float) -> None:
         self._spin_s = spin_s
+        self._short_s = spin_s / SPINS_PER_SHORT_WAIT
         self._budget_s = spin_s
-        self._until = 0.0
-        self._was_spinning = False
+        self._began = 0.0  # the present wait
+        self._looked_at = 0.0
+        self._is_looking = False
 
     def worked(self, now: float) -> None:
-        """Something was done: start to look anew."""
-        if self._was_spinning:
-            self._budget_s = self._spin_s
-        self._was_spinning = False
-        self._until = now + self._budget_s
+        """Something was done: what it waited for came when it last looked."""
+        if self._is_looking:
+            self._learn(self._looked_at - self._began)
+        self._began = self._looked_at = now
+        self._is_looking = self._budget_s > 0
 
     def goes_on(self, now: float) -> bool:
         """Whether to look once more."""
-        if now < self._until:
-            self._was_spinning = True
-            return True
-        if self._was_spinning:
-            self._was_spinning = False
-            self._budget_s = self._budget_s / 2 if self._budget_s > MIN_SPIN_S else 0.0
-        return False
+        if not self._is_looking:
+            return False
+        if now >= self._began + self._budget_s:
+            self._is_looking = False
+            self._learn(self._spin_s)
+            return False
+        self._looked_at = now
+        return True
 
-    def slept(self, seconds: float) -> None:
+    def slept(self, now: float) -> None:
         """A sleep ended, by a message or by itself."""
-        if seconds < self._spin_s:
+        if now - self._began < self._short_s:
             self._budget_s = self._spin_s
+
+    def _learn(self, waited_s: float) -> None:
+        if waited_s < self._short_s:
+            self._budget_s = self._spin_s
+        else:
+            self._budget_s = self._budget_s / 2 if self._budget_s > MIN_SPIN_S else 0.0
 
 
 def drive(
@@ -117,4 +129,4 @@ def _sleep(
     now = clock()
     if now < until:
         transport.wait(min(until - now, MAX_WAIT_S))
-        patience.slept(clock() - now)
+        patience.slept(clock())

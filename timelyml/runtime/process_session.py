@@ -22,9 +22,10 @@ from timelyml.runtime.shipping import worker_codec
 
 TOKEN_BYTES = 16
 BEATS_PER_TIMEOUT = 8
-# A worker that looks for 300 us answers a message in half the time; measured with
-# `python -m benchmarks latency`. Not where workers would take each other's core.
-SPIN_S = 300e-6
+# A worker that looks answers a message in half the time; measured with `python -m
+# benchmarks latency`. One that hardly ever sleeps keeps its core to itself: with 0.3 ms
+# epochs took a third longer than with 2. Not where workers would take each other's core.
+SPIN_S = 2e-3
 
 
 @dataclass(frozen=True, slots=True)
