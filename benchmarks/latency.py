@@ -1,8 +1,12 @@
 """How long a barrier takes, and an epoch in which one record crosses.
 
 One worker in the calling process, and two worker processes in both progress modes,
-next to a bare ZeroMQ round trip between two processes. They take turns, so that a
-busy machine slows all of them; each ratio is the median of the rounds' own ratios.
+next to a bare ZeroMQ round trip between two processes that wait as workers do: they
+look for a message, and yield their core between two looks. Ratios are to that one; a
+round trip between processes that sleep until a message is there stands beside it.
+
+They take turns within each round, so that a busy machine slows all of them, and each
+ratio is the median of the rounds' own ratios.
 """
 
 from __future__ import annotations
@@ -10,18 +14,24 @@ from __future__ import annotations
 import argparse
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import ExitStack
 from statistics import median
 from typing import Any
 
-from benchmarks.bare import round_trips
+from benchmarks.bare import Wait, round_trips
 from benchmarks.pulse import pulse_graph
 from benchmarks.report import Report, percentile
 from timelyml import Cluster
 
 WARM_UP = 50  # the first epochs wait for the slowest worker to start
-BARE = "bare_round_trip"
+BARE: dict[str, Wait] = {
+    "bare_round_trip": "looking",
+    "bare_round_trip_sleeping": "sleeping",
+}
+REFERENCE = "bare_round_trip"
 AIMS = {"epoch_2_processes_broadcast": 3.0, "epoch_2_processes_accumulator": 10.0}
 SENDERS = {"barrier": "none", "epoch": "first"}
+MODES = (None, "broadcast", "accumulator")  # None: one worker, which tells nobody
 
 
 def main(argv: Sequence[str]) -> int:
@@ -39,19 +49,26 @@ def main(argv: Sequence[str]) -> int:
 def measure(num_rounds: int, num_epochs: int) -> list[dict[str, list[float]]]:
     """Return, for each round, seconds by what was measured."""
     rounds = []
-    with (
-        round_trips() as trips,
-        Cluster(workers=1, mode="inline") as alone,
-        Cluster(workers=2, mode="processes") as pair,
-    ):
-        trips.measure(WARM_UP)
+    with ExitStack() as stack:
+        trips = {
+            name: stack.enter_context(round_trips(wait)) for name, wait in BARE.items()
+        }
+        alone = stack.enter_context(Cluster(workers=1, mode="inline"))
+        pair = stack.enter_context(Cluster(workers=2, mode="processes"))
+        plans = [(what, mode) for what in SENDERS for mode in MODES]
+        for trip in trips.values():
+            trip.measure(WARM_UP)
         for _ in range(num_rounds):
-            seconds = {BARE: trips.measure(num_epochs)}
-            for what in SENDERS:
-                seconds[f"{what}_1_worker"] = _pulse(alone, what, num_epochs)
-                for mode in ("broadcast", "accumulator"):
+            seconds: dict[str, list[float]] = {name: [] for name in BARE}
+            for what, mode in plans:
+                for name, trip in trips.items():
+                    seconds[name] += trip.measure(-(-num_epochs // len(plans)))
+                if mode is None:
+                    name, samples = f"{what}_1_worker", _pulse(alone, what, num_epochs)
+                else:
                     name = f"{what}_2_processes_{mode}"
-                    seconds[name] = _pulse(pair, what, num_epochs, progress_mode=mode)
+                    samples = _pulse(pair, what, num_epochs, progress_mode=mode)
+                seconds[name] = samples
             rounds.append(seconds)
     return rounds
 
@@ -72,7 +89,7 @@ def report(rounds: Sequence[dict[str, list[float]]]) -> Report:
     p99 = defaultdict(list)
     ratios = defaultdict(list)
     for seconds in rounds:
-        bare = percentile(seconds[BARE], 50)
+        bare = percentile(seconds[REFERENCE], 50)
         for name, samples in seconds.items():
             p5[name].append(percentile(samples, 5))
             p50[name].append(percentile(samples, 50))

@@ -47,6 +47,7 @@ def test_latency_reports_every_mode_beside_the_bare_round_trip(capsys):
     figures = figures_of(capsys, "latency", "--rounds", "1", "--epochs", "5")
 
     assert figures["bare_round_trip_p50_us"] > 0
+    assert figures["bare_round_trip_sleeping_p50_us"] > 0
     for what in ("barrier", "epoch"):
         for where in ("1_worker", "2_processes_broadcast", "2_processes_accumulator"):
             assert figures[f"{what}_{where}_p50_us"] > 0
