@@ -13,6 +13,7 @@ import pytest
 from timelyml import Dataflow, Exchange, Logic, Pipeline, Summary
 from timelyml.errors import GraphError, OperatorError, TimeError
 from timelyml.progress import less_equal
+from timelyml.runtime.operator import CALLBACKS
 from timelyml.testing import FlowTester
 
 
@@ -578,6 +579,28 @@ def test_callbacks_that_cannot_be_called_are_refused(method):
 
     with pytest.raises(GraphError, match=f"'{method}' needs a function for 'on_batch'"):
         getattr(stream, method)(3, *more)
+
+
+async def waits(*_):
+    pass
+
+
+def yields(*_):
+    yield
+
+
+@pytest.mark.parametrize("callback", CALLBACKS)
+def test_a_callback_that_only_begins_when_it_is_called_is_refused(callback):
+    stream = Dataflow().source([1])
+    for fn in (waits, yields, 3):
+        may_yield = callback in ("on_batch", "on_notify")
+        if fn is yields and may_yield:
+            assert stream.unary_notify(yields, yields)
+            continue
+        with pytest.raises(
+            GraphError, match=f"'mine' needs a function for '{callback}'"
+        ):
+            Dataflow().operator(Logic(**{callback: fn}), name="mine", is_source=True)
 
 
 @pytest.mark.parametrize("method", ["binary", "binary_frontier", "binary_notify"])

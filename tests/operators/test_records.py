@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import queue
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
@@ -183,6 +184,34 @@ def test_what_cannot_be_called_is_refused_by_the_call_that_takes_it(method):
 
     with pytest.raises(GraphError, match=f"'{method}' needs a function for .*; got 3;"):
         getattr(stream, method)(3)
+
+
+async def waits(record):
+    return record
+
+
+async def streams(record):
+    yield record
+
+
+def yields(record):
+    yield record
+
+
+class Waiting:
+    async def __call__(self, record):
+        return record
+
+
+@pytest.mark.parametrize("method", ["map", "map_batch", "filter", "inspect", "branch"])
+@pytest.mark.parametrize("fn", [waits, streams, yields, Waiting(), partial(waits, 1)])
+def test_a_function_that_only_begins_when_it_is_called_is_refused(method, fn):
+    """As a predicate it would be true of everything; elsewhere it would do nothing."""
+    stream = Dataflow().source([1])
+
+    rule = "one that returns; yield in" if fn is yields else "one without async; await"
+    with pytest.raises(GraphError, match=f"'{method}' needs .* expected {rule}"):
+        getattr(stream, method)(fn)
 
 
 def test_a_failing_function_is_reported_with_its_operator_and_line(cluster):

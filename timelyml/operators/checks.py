@@ -8,31 +8,42 @@ from __future__ import annotations
 from typing import Any
 
 from timelyml.errors import ConfigError, GraphError
+from timelyml.runtime.operator import broken_rule
 
 
-def check_callable(operator: str, argument: str, value: Any) -> None:
-    """Refuse `value` unless it can be called.
+def check_callable(
+    operator: str,
+    argument: str,
+    value: Any,
+    *,
+    may_await: bool = False,
+    may_yield: bool = False,
+) -> None:
+    """Refuse `value` unless it can be called, and calling it is all that it takes.
 
     Raises:
-        GraphError: It cannot be called.
+        GraphError: It cannot be called, or calling it gives a coroutine or generator.
     """
-    if not callable(value):
+    rule = broken_rule(value, may_await=may_await, may_yield=may_yield)
+    if rule is not None:
         raise GraphError(
             f"operator {operator!r} needs a function for {argument!r}; got {value!r}; "
-            f"expected a callable; pass the function itself, not its result",
+            f"{rule}",
             operator=operator,
             argument=argument,
         )
 
 
-def check_optional_callable(operator: str, argument: str, value: Any) -> None:
-    """Refuse `value` unless it is None or can be called.
+def check_optional_callable(
+    operator: str, argument: str, value: Any, *, may_yield: bool = False
+) -> None:
+    """Refuse `value` unless it is None or `check_callable` takes it.
 
     Raises:
         GraphError: It is something else.
     """
     if value is not None:
-        check_callable(operator, argument, value)
+        check_callable(operator, argument, value, may_yield=may_yield)
 
 
 def check_count(operator: str, argument: str, value: Any, *, least: int = 1) -> None:

@@ -202,8 +202,8 @@ def sink(
         name: Shown in traces and errors; the key of its state.
         options: See `OperatorOptions`.
     """
-    check_callable(name or "sink", "on_batch", on_batch)
-    check_optional_callable(name or "sink", "on_notify", on_notify)
+    check_callable(name or "sink", "on_batch", on_batch, may_yield=True)
+    check_optional_callable(name or "sink", "on_notify", on_notify, may_yield=True)
     logic = Logic(on_batch=on_batch, on_notify=on_notify, in_order=in_order)
     options.setdefault("states", ("state",))
     add_operator("sink", [up], logic, name=name, pacts=[pact], num_outputs=0, **options)
@@ -219,9 +219,9 @@ def _one(
     **options: Unpack[OperatorOptions],
 ) -> StreamRef:
     """Add an operator of one output, with a state unless told otherwise."""
-    check_callable(name or kind, "on_batch", logic.on_batch)
+    check_callable(name or kind, "on_batch", logic.on_batch, may_yield=True)
     if kind.endswith("_notify"):
-        check_callable(name or kind, "on_notify", logic.on_notify)
+        check_callable(name or kind, "on_notify", logic.on_notify, may_yield=True)
     if kind.endswith("_frontier"):
         check_callable(name or kind, "on_frontier", logic.on_frontier)
     options.setdefault("states", ("state",))

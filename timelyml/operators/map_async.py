@@ -77,7 +77,7 @@ def map_async(
         ConfigError: An option is out of range.
     """
     who = name or "map_async"
-    check_callable(who, "fn", fn)
+    check_callable(who, "fn", fn, may_await=True)
     check_count(who, "limit", limit)
     check_on_error(who, on_error)
     if timeout_s is not None and not timeout_s > 0:

@@ -17,6 +17,7 @@ from timelyml.graph import (
     ScopeRef,
     StreamRef,
 )
+from timelyml.operators.checks import check_optional_callable
 from timelyml.operators.edges import (
     StreamLike,
     as_input,
@@ -24,7 +25,7 @@ from timelyml.operators.edges import (
     shards_asked_for,
 )
 from timelyml.progress import Summary
-from timelyml.runtime.operator import Logic
+from timelyml.runtime.operator import CALLBACKS, Logic
 
 Effects = Summary | Iterable[Summary]
 
@@ -110,9 +111,13 @@ class OperatorBuilder:
         """Add the operator to its dataflow and return its output streams.
 
         Raises:
-            GraphError: An output names an input that does not exist, or something
-                does not fit together.
+            GraphError: An output names an input that does not exist, a callback would
+                not do what it says, or something does not fit together.
         """
+        for callback in CALLBACKS:
+            may_yield = callback in ("on_batch", "on_notify")
+            who, value = self._name or self._kind, getattr(logic, callback)
+            check_optional_callable(who, callback, value, may_yield=may_yield)
         options = self._options
         num_shards = options.get("num_shards")
         if num_shards is None:

@@ -134,7 +134,7 @@ def flat_map(
     Raises:
         GraphError: `fn` cannot be called.
     """
-    check_callable(name or "flat_map", "fn", fn)
+    check_callable(name or "flat_map", "fn", fn, may_yield=True)
 
     def work(records: list[Any]) -> Iterator[Any]:
         return chain.from_iterable(fn(record) for record in records)

@@ -7,6 +7,7 @@ the runtime.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -97,3 +98,38 @@ class Logic:
     make_check: Callable[[], Callable[[Any], None]] | None = None
     in_order: bool = False
     precedence: Mapping[tuple[int, ...], Precedence] = field(default_factory=dict)
+
+
+CALLBACKS = (
+    "on_start",
+    "on_batch",
+    "on_notify",
+    "on_frontier",
+    "on_activate",
+    "on_message",
+    "on_close",
+)
+
+
+def broken_rule(
+    function: Any, *, may_await: bool = False, may_yield: bool = False
+) -> str | None:
+    """Return what is expected of a function that would not do what it says.
+
+    Called where nobody awaits it, or takes what it yields, it does nothing at all; and
+    as the answer of a predicate a coroutine or a generator is true.
+    """
+    call = getattr(function, "__call__", None)  # noqa: B004  of an object, its method
+    if call is None:
+        return "expected a callable; pass the function itself, not its result"
+    either = (function, call)
+    if not may_await and any(map(is_async, either)):
+        return "expected one without async; await in map_async"
+    if not may_yield and any(map(inspect.isgeneratorfunction, either)):
+        return "expected one that returns; yield in flat_map, on_batch or on_notify"
+    return None
+
+
+def is_async(function: Any) -> bool:
+    """Whether it gives something to await, or to iterate with `async for`."""
+    return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
