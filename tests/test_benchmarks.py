@@ -166,3 +166,11 @@ def test_dispatch_reports_calls_and_programs_beside_plain_jax(capsys):
     assert figures["jax_2_devices_per_s.ratio_to_jax"] == 1
     for what in ("op_by_op", "chained", "chained_fuse", "fused"):
         assert figures[f"{what}_2_devices_per_s"] > 0
+
+
+def test_pipelines_reports_both_kinds_of_dispatch(capsys):
+    figures = figures_of(capsys, "pipelines", "--rounds", "1", "--stages", "2", "3")
+
+    for stages in (2, 3):
+        for dispatch in ("parallel", "sequential"):
+            assert figures[f"{dispatch}_{stages}_stages_ms"] > 0
