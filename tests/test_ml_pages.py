@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = ("pathways.md", "pipelines.md", "programs.md")
+PAGES = ("mixture_of_experts.md", "pathways.md", "pipelines.md", "programs.md")
 BLOCK = re.compile(
     r"^```python\n(.*?)^```\n(?:```text\n(.*?)^```)?", re.MULTILINE | re.DOTALL
 )

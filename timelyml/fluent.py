@@ -1571,6 +1571,27 @@ class Stream:
             )
         )
 
+    def moe(self, layer: Any, params: Any, *, name: str = "moe") -> Stream:
+        """Apply a mixture-of-experts layer to tokens, its experts spread over shards.
+
+        Args:
+            layer: An `ml.MoE`.
+            params: Of `layer.init`; each expert's stay with its shard.
+            name: Prefix of the operators.
+
+        >>> import jax
+        >>> import numpy as np
+        >>> from timelyml import ml
+        >>> layer, x = ml.MoE(num_experts=4, d_ff=8), np.ones((3, 2), np.float32)
+        >>> params = layer.init(jax.random.key(0), x)
+        >>> flow = Dataflow(num_shards=1)
+        >>> _ = flow.source(x).moe(layer, params).collect()
+        >>> ((_, rows),) = flow.run().batches("out")
+        >>> bool(np.allclose(rows, layer.dense(params, x)[0], atol=1e-6))
+        True
+        """
+        return self._with(layer.on(self.ref, params, name=name))
+
     def enter(self, scope: ScopeRef) -> Stream:
         """Return the stream inside `scope`, in its round 0.
 

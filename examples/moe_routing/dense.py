@@ -23,44 +23,34 @@ from timelyml.ml.moe import expert_forward
 _JUDGED_ROWS = 2048
 
 
-def init_all(settings: Settings) -> dict[str, Any]:
-    """Draw the weights of all parts, as the dataflow's shards draw theirs."""
-    return {
-        "embed": model.init_embed(settings),
-        "experts": [
-            model.init_expert(settings, expert)
-            for expert in range(settings.num_experts)
-        ],
-        "head": model.init_head(settings),
-    }
-
-
-def expert_sum(
-    settings: Settings, experts: list[Any], routed: dict[str, Any]
-) -> jax.Array:
-    """Give `(tokens, 1, d_model)`: expert outputs already weighted and summed."""
-    total = jnp.zeros_like(routed["rows"])
-    for index in range(settings.num_experts):
-        share = jnp.where(routed["chosen"] == index, routed["weights"], 0).sum(axis=1)
-        total += share[:, None] * expert_forward(experts[index], routed["rows"])
-    return total[:, None]
+def routed_by(settings: Settings, params: Any, normal: jax.Array) -> Any:
+    """Give `(tokens, experts)` weights, zero where not chosen, and probabilities."""
+    logits = normal @ params["router"]
+    best = jax.lax.top_k(logits, settings.top_k)[1]  # (tokens, top_k)
+    chosen = jax.nn.one_hot(best, settings.num_experts).sum(axis=1)
+    probabilities = jax.nn.softmax(logits)
+    weights = probabilities * chosen
+    if settings.top_k > 1:  # a single one keeps its probability, or nothing learns
+        weights /= weights.sum(axis=1, keepdims=True)
+    return weights, chosen, probabilities
 
 
 def loss_of(
     settings: Settings, params: Any, batch: Any
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """Give the training loss; beside it the cross-entropy in nats and the counts."""
-    routed = model.embed(settings, params["embed"], batch["context"])
-    summed = expert_sum(settings, params["experts"], routed)
-    entropy = model.head_loss(
-        settings,
-        params["head"],
-        {**routed, "weights": jnp.ones_like(routed["weights"][:, :1])},
-        summed,
-        batch["target"],
-    )
-    balance = model.balance_of(settings, routed["counts"], routed["probability_sums"])
-    return entropy + balance, (entropy, routed["counts"])
+    residual, normal = model.hidden_of(params["embed"], batch["context"])
+    weights, chosen, probabilities = routed_by(settings, params["embed"], normal)
+    mixed = jnp.zeros_like(normal)
+    for index in range(settings.num_experts):
+        expert = jax.tree.map(lambda leaf, index=index: leaf[index], params["experts"])
+        mixed += weights[:, index : index + 1] * expert_forward(expert, normal)
+    head, target = params["head"], batch["target"]
+    (entropy,) = model.head_loss(settings, head, residual, mixed, target)
+    counts = chosen.sum(axis=0)
+    shares = counts / settings.batch * probabilities.sum(axis=0) / settings.batch
+    balance = settings.num_experts * shares.sum() / settings.top_k
+    return entropy + settings.balance * balance, (entropy, counts)
 
 
 def train(
@@ -71,7 +61,7 @@ def train(
     on_step: Callable[[int, float], None] | None = None,
 ) -> tuple[dict[str, Any], list[float]]:
     """Train in one program; give the weights and the cross-entropy of each step."""
-    params = jax.tree.map(jnp.asarray, init_all(settings))
+    params = jax.tree.map(jnp.asarray, model.init_all(settings))
     adam = model.optimiser(settings)
     state = adam.init(params)
 

@@ -1,11 +1,12 @@
-"""The forward pass as a dataflow: clock, batches, embedding, experts, report.
+"""Training as a dataflow: clock, batches, one differentiated function, and its report.
 
-    clock =dense=> batches =dense=> embed --sparse--> experts --sparse--> head
-                                      +========== dense, residual ========^
+    clock =dense=> batches =dense=> embed, route --sparse--> experts --sparse--> head
 
-One epoch is one training step. Data shards hold the same copy of embedding and
-head; each expert is a shard of its own. What flows back is in `backward.py`; where
-batches come from, if not from a clock, in `inputs.py`.
+One epoch is one training step. `losses` is all that is written of the model here: a
+dataflow function of parameters and a batch. Data shards hold the same copy of embedding,
+router and head; each expert is a shard of its own. The way back, the sums of gradients
+and the updates are its transpose, made by `train_step`. Where batches come from, if not
+from a clock, is in `inputs.py`.
 """
 
 from __future__ import annotations
@@ -18,115 +19,71 @@ from typing import Any
 import numpy as np
 
 from examples.corpus import Corpus
-from examples.moe_routing import backward, model
+from examples.moe_routing import model
 from examples.moe_routing.config import Settings
 from examples.moe_routing.inputs import TextFeed, add_batches
-from examples.moe_routing.updates import Update, as_numpy
-from timelyml.graph import (
-    Broadcast,
-    Direct,
-    Gather,
-    Graph,
-    GraphBuilder,
-    InputSpec,
-    Pipeline,
-    StreamRef,
-)
-from timelyml.ml.buckets import bucket_size, pad_rows
-from timelyml.ml.compiled import Compiled, compiled
+from timelyml.graph import Gather, Graph, GraphBuilder, InputSpec, StreamRef
+from timelyml.ml import MoE, rows, sharded, train_step
 from timelyml.ml.firing import Firing, Rule, add_firing_operator
-from timelyml.ml.moe import expert_forward, plan_dispatch
 from timelyml.operators.outputs import collect
-from timelyml.progress import epoch_of
 
 REPORT = "reports"
-WEIGHTS = ("embed weights", "expert weights", "head weights")
+WEIGHTS = "weights"
 
 
-@dataclass(frozen=True, slots=True)
-class EmbedForward:
-    """Embeds and routes; before that, takes over the gradients of the last step."""
-
-    embed: Compiled
-    update: Update
-    num_experts: int
-
-    def __call__(self, firing: Firing) -> None:
-        """Send rows to experts, or the final weights once the clock has stopped."""
-        batches, gradients = firing.inputs[0], firing.inputs[1]
-        state = firing.state
-        if gradients:
-            self.update(state, gradients.rows)
-        if not batches:  # the clock stopped: these are the final weights
-            if firing.shard.index == 0:
-                firing.send(4, [("embed", 0, as_numpy(state["params"]))])
-                firing.send(5, [firing.time])
-            return
-        batch = batches.rows
-        routed = as_numpy(self.embed(state["params"], batch["context"]))
-        state["kept"] = {"context": batch["context"], "chosen": routed["chosen"]}
-        plan = plan_dispatch(routed["chosen"], self.num_experts)
-        rows = {"slot": plan.slots, "rows": routed["rows"][plan.tokens]}
-        stop = 0
-        for expert in np.flatnonzero(plan.counts).tolist():
-            start, stop = stop, stop + int(plan.counts[expert])
-            part = {key: column[start:stop] for key, column in rows.items()}
-            firing.send_to(0, expert, part)
-        forward = ("residual", "weights")
-        firing.send(1, {k: routed[k] for k in forward} | {"target": batch["target"]})
-        sums = ("counts", "probability_sums")
-        firing.send(2, {key: routed[key][None] for key in sums})
+def layer_of(settings: Settings) -> MoE:
+    """Give the mixture-of-experts layer of the model."""
+    # Half of the mean load: below it, compiling costs more than padding.
+    mean = settings.batch * settings.top_k // settings.num_experts
+    return MoE(
+        num_experts=settings.num_experts,
+        top_k=settings.top_k,
+        smallest=max(16, mean // 2),
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertForward:
-    """Computes all rows of one expert at one step, and sends them back."""
+def losses(settings: Settings, params: Mapping[str, Any], batch: Any) -> Any:
+    """Give each shard's part of the loss, and what is reported of a step.
 
-    forward: Compiled
-    update: Update
-    smallest_bucket: int
-
-    def __call__(self, firing: Firing) -> None:
-        """Send results back to the data shards that rows came from."""
-        blocks, state = firing.inputs[0], firing.state
-        self.update.catch_up(state, epoch_of(firing.time))
-        rows = blocks.rows
-        size = bucket_size(len(rows["slot"]), smallest=self.smallest_bucket)
-        padded = pad_rows(rows["rows"], size)
-        state["kept"] = padded
-        results = np.asarray(self.forward(state["params"], padded))
-        backward.reply(firing, 0, blocks, results)
+    Args:
+        settings: Sizes of the model.
+        params: Of the shape of `model.init_all`'s.
+        batch: `context` and `target` columns of one data shard.
+    """
+    layer, embed = layer_of(settings), params["embed"]
+    hidden = {key: embed[key] for key in ("table", "mix")}
+    residual, normal = sharded.call(
+        model.hidden_of, hidden, batch["context"], name="embed"
+    )
+    experts = {"router": embed["router"], "experts": params["experts"]}
+    mixed, routing = layer(experts, normal)
+    head = functools.partial(model.head_loss, settings)
+    entropy = sharded.call(
+        head, params["head"], residual, mixed, batch["target"], name="head"
+    )
+    # Balanced, the layer's own loss is `top_k`; here it is 1, times its factor.
+    balance = layer.losses(routing, balance=settings.balance / settings.top_k)
+    return (entropy, balance), (entropy, balance, routing.sums.counts)
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     """Sums what the data shards measured into one record per step."""
 
-    balance: Compiled
+    num_experts: int
 
     def __call__(self, firing: Firing) -> None:
         """Send the record of the step."""
-        routing, losses = firing.inputs[0].rows, firing.inputs[1].rows
-        counts = routing["counts"].sum(axis=0)
-        sums = routing["probability_sums"].sum(axis=0)
-        balance = self.balance(counts, sums)
+        entropy, balance, counts = (firing.inputs[port].rows for port in range(3))
         firing.send(
             0,
             {
                 "step": np.array([firing.time]),
-                "loss": losses["loss"].sum(axis=0, keepdims=True),
-                "balance": np.asarray(balance)[None],
-                "counts": counts[None],
+                "loss": entropy.sum(axis=0, keepdims=True),
+                "balance": balance.sum(axis=0, keepdims=True),
+                "counts": counts.reshape(1, -1, self.num_experts).sum(axis=1),
             },
         )
-
-
-def _start_embed(settings: Settings, update: Update, shard: Any) -> None:
-    update.start(shard, model.init_embed(settings))
-
-
-def _start_expert(settings: Settings, update: Update, shard: Any) -> None:
-    update.start(shard, model.init_expert(settings, shard.index))
 
 
 def build(
@@ -146,7 +103,7 @@ def build(
 
     Returns:
         A graph that collects `REPORT`, one record per step, and, once it has
-        trained, `WEIGHTS`: (part, index, weights).
+        trained, `WEIGHTS`; `weights_of` reads them.
     """
     builder = GraphBuilder("moe_routing")
     batches = add_batches(
@@ -158,92 +115,45 @@ def build(
     )
     reports, weights = add_training(builder, settings, batches)
     collect(reports, name=REPORT)
-    for stream, name in zip(weights, WEIGHTS, strict=True):
-        collect(stream, name=name)
+    collect(weights, name=WEIGHTS)
     return builder.build()
 
 
-def weights_of(result: Mapping[str, list[Any]]) -> dict[str, Any]:
-    """Give the weights that a run collected, in the form of `dense.init_all`."""
-    (embed,), (head,) = result["embed weights"], result["head weights"]
-    experts = sorted(result["expert weights"], key=lambda record: int(record[1]))
-    return {
-        "embed": embed[2],
-        "experts": [record[2] for record in experts],
-        "head": head[2],
-    }
+def weights_of(settings: Settings, result: Mapping[str, list[Any]]) -> dict[str, Any]:
+    """Give the weights that a run collected, in the form of `model.init_all`."""
+    weights: dict[str, Any] = sharded.assemble(
+        model.init_all(settings), result[WEIGHTS]
+    )
+    return weights
 
 
 def add_training(
     builder: GraphBuilder, settings: Settings, batches: StreamRef
-) -> tuple[StreamRef, tuple[StreamRef, ...]]:
-    """Add the whole training step; give the reports and the streams of weights.
+) -> tuple[StreamRef, StreamRef]:
+    """Add the whole training step; give the reports and the weights.
 
     Args:
         builder: Of the dataflow.
         settings: Sizes of the model.
         batches: Each data shard's part of the batch of each step.
     """
-    update = Update.of(settings)
-    loops = backward.open_loops(builder, settings)
-    embed = compiled(functools.partial(model.embed, settings))
-    balance = compiled(functools.partial(model.balance_of, settings))
-    # Half of the mean load: below it, compiling costs more than padding.
-    smallest = max(16, settings.batch * settings.top_k // settings.num_experts // 2)
-    rows, forward, routing, embed_gradients, embed_weights, ask = add_firing_operator(
-        builder,
-        "embed",
-        # Ports: 0 batches, 1 gradients of the last step, 2 to 4 what comes back.
-        [
-            InputSpec(batches, Pipeline(dense=True)),
-            *loops.into_embed(),
-        ],
-        [
-            Rule(
-                (0, 1),
-                EmbedForward(embed, update, settings.num_experts),
-                outputs=(0, 1, 2, 4, 5),
-            ),
-            backward.embed_rule(settings),
-        ],
-        num_outputs=6,
-        regular=True,
-        on_start=functools.partial(_start_embed, settings, update),
+    like = {
+        "context": np.zeros((settings.shard_batch, settings.window), np.uint8),
+        "target": np.zeros(settings.shard_batch, np.uint8),
+    }
+    step = train_step(
+        functools.partial(losses, settings),
+        functools.partial(model.optimiser, settings),
+        has_aux=True,
     )
-    results, row_gradients, expert_weights = add_firing_operator(
-        builder,
-        "experts",
-        # Ports: 0 rows, 1 cotangents of their results, 2 who asks for the weights.
-        [InputSpec(rows, Direct()), loops.into_experts(), InputSpec(ask, Broadcast())],
-        [
-            Rule(
-                (0,),
-                ExpertForward(compiled(expert_forward), update, smallest),
-                outputs=(0,),
-            ),
-            *backward.expert_rules(update),
-        ],
-        num_outputs=3,
-        num_shards=settings.num_experts,
-        on_start=functools.partial(_start_expert, settings, update),
-    )
-    head = backward.add_head(loops, results, forward, settings=settings, update=update)
-    loops.close(
-        head,
-        embed_gradients=embed_gradients,
-        routing=routing,
-        row_gradients=row_gradients,
-    )
+    trained = step(model.init_all(settings), rows(batches, like))
     (reports,) = add_firing_operator(
         builder,
         "report",
-        [
-            InputSpec(routing, Gather(dense=True)),
-            InputSpec(head.losses, Gather(dense=True)),
-        ],
-        [Rule((0, 1), Report(balance), outputs=(0,))],
+        [InputSpec(stream, Gather(dense=True)) for stream in trained.aux],
+        [Rule((0, 1, 2), Report(settings.num_experts), outputs=(0,))],
         num_outputs=1,
         num_shards=1,
         regular=True,
     )
-    return reports, (embed_weights, expert_weights, head.weights)
+    return reports, trained.weights

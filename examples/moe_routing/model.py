@@ -1,8 +1,8 @@
 """The language model in three parts, each a pure JAX function with its own weights.
 
-`embed` reads a window of bytes and chooses experts, an expert transforms the rows
-it is sent, `head` combines and predicts the next byte. The dense reference composes
-them in one program; the dataflow puts exchanges between them.
+The first reads a window of bytes, experts transform the rows that they are sent, the
+head predicts the next byte. The dense reference composes them in one program; the
+dataflow puts exchanges between them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ import numpy as np
 import optax
 
 from examples.moe_routing.config import Settings
-from timelyml.ml.choice import balance_loss, choose, count_choices, routing_weights
-from timelyml.ml.moe import combine
 
 Params = Mapping[str, Any]
 BYTES = 256
@@ -55,6 +53,16 @@ def init_head(settings: Settings) -> Params:
     }
 
 
+def init_all(settings: Settings) -> dict[str, Any]:
+    """Draw the weights of all parts; experts are stacked along a leading axis."""
+    experts = [init_expert(settings, index) for index in range(settings.num_experts)]
+    return {
+        "embed": init_embed(settings),
+        "experts": jax.tree.map(lambda *leaves: np.stack(leaves), *experts),
+        "head": init_head(settings),
+    }
+
+
 def _normal(rng: np.random.Generator, shape: tuple[int, ...], scale: float) -> Any:
     return (rng.standard_normal(shape) * scale).astype(np.float32)
 
@@ -80,66 +88,28 @@ def hidden_of(params: Params, context: jax.Array) -> tuple[jax.Array, jax.Array]
     return residual, normalise(residual)
 
 
-def embed(settings: Settings, params: Params, context: jax.Array) -> dict[str, Any]:
-    """Embed and route one shard's tokens: the forward pass before the experts."""
-    residual, rows = hidden_of(params, context)
-    logits = rows @ params["router"]
-    chosen = choose(logits, settings.top_k)
-    return {
-        "residual": residual,
-        "rows": rows,
-        "chosen": chosen,
-        "weights": weights_of(settings, logits, chosen),
-        "counts": count_choices(chosen, settings.num_experts),
-        "probability_sums": jnp.sum(jax.nn.softmax(logits), axis=0),
-    }
-
-
-def weights_of(settings: Settings, logits: jax.Array, chosen: jax.Array) -> jax.Array:
-    """Weigh chosen experts; a single one keeps its probability, or nothing learns."""
-    return routing_weights(logits, chosen, renormalise=settings.top_k > 1)
-
-
-def embed_outputs(
-    settings: Settings, params: Params, context: jax.Array, chosen: jax.Array
-) -> tuple[jax.Array, ...]:
-    """Give the differentiable outputs of `embed`, replaying a choice once made."""
-    residual, rows = hidden_of(params, context)
-    logits = rows @ params["router"]
-    weights = weights_of(settings, logits, chosen)
-    return residual, rows, weights, jnp.sum(jax.nn.softmax(logits), axis=0)
-
-
 def head_loss(
     settings: Settings,
     params: Params,
-    routed: Mapping[str, Any],
-    expert_rows: jax.Array,
+    residual: jax.Array,
+    mixed: jax.Array,
     target: jax.Array,
 ) -> jax.Array:
-    """Give this shard's part of the batch's mean cross-entropy, in nats.
+    """Give this shard's part of the batch's mean cross-entropy, in nats, `(1,)`.
 
     Args:
         settings: The whole batch is the denominator, so parts add up to the mean.
         params: Weights of `init_head`.
-        routed: `residual` `(tokens, d_model)` and `weights` `(tokens, top_k)`.
-        expert_rows: `(tokens, top_k, d_model)`, in choice order.
+        residual: `(tokens, d_model)`.
+        mixed: `(tokens, d_model)`, what the experts gave.
         target: `(tokens,) uint8`.
     """
-    hidden = normalise(routed["residual"] + combine(expert_rows, routed["weights"]))
+    hidden = normalise(residual + mixed)
     logits = hidden @ params["out"] + params["bias"]
     losses = optax.softmax_cross_entropy_with_integer_labels(
         logits, target.astype(jnp.int32)
     )
-    return jnp.sum(losses) / settings.batch
-
-
-def balance_of(
-    settings: Settings, counts: jax.Array, probability_sums: jax.Array
-) -> jax.Array:
-    """Give the weighted load-balance loss from sums over the whole batch."""
-    loss = balance_loss(counts, probability_sums, settings.batch)
-    return settings.balance * loss / settings.top_k
+    return (jnp.sum(losses) / settings.batch)[None]
 
 
 def optimiser(settings: Settings) -> optax.GradientTransformation:

@@ -84,7 +84,7 @@ def train(
     seconds = time.perf_counter() - began
     return Trained(
         history,
-        flow.weights_of(result),
+        flow.weights_of(settings, result),
         seconds,
         run.metrics(),
         interrupts.was_interrupted,

@@ -91,7 +91,7 @@ def learnt(result):
     """All that a run learnt, as bytes."""
     reports = [record for _, record in result.batches(flow.REPORT)]
     losses = [np.concatenate([report["loss"] for report in reports])]
-    leaves = optree.tree_leaves(flow.weights_of(result))
+    leaves = optree.tree_leaves(flow.weights_of(TINY, result))
     return [np.ascontiguousarray(leaf).tobytes() for leaf in losses + leaves]
 
 

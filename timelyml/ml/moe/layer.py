@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from timelyml.errors import ConfigError
+from timelyml.graph import StreamRef
 from timelyml.ml import sharded
 from timelyml.ml.moe.dense import moe_dense
 from timelyml.ml.moe.dispatch import combine
@@ -226,6 +227,21 @@ class MoE:
         )
         share = functools.partial(_share, balance, z)
         return sharded.call(share, routing.sums, whole, name="router loss")
+
+    def on(
+        self, stream: Any, params: Mapping[str, Any], *, name: str = "moe"
+    ) -> StreamRef:
+        """Apply the layer, as it is, to a stream of tokens `(tokens, d_model)`.
+
+        Args:
+            stream: Whose blocks are float32 arrays.
+            params: Of `init`; experts are kept by the shards that they belong to.
+            name: Prefix of the operators.
+        """
+        like = np.zeros((8, np.shape(params["router"])[0]), np.float32)
+        build = sharded.flow(lambda held, x: self(held, x)[0], name=name)
+        applied: StreamRef = build(params, sharded.rows(stream, like))
+        return applied
 
     def dense(
         self, params: Mapping[str, Any], x: Any, **options: Any

@@ -18,6 +18,7 @@ from timelyml.errors import ConfigError
 from timelyml.graph import GraphBuilder, StreamRef
 from timelyml.ml.sharded.columns import (
     Aval,
+    Call,
     Column,
     Parameter,
     Stream,
@@ -30,6 +31,8 @@ from timelyml.ml.sharded.optimisers import Optimiser, check_by_itself
 from timelyml.ml.sharded.plan import Plan, plan
 from timelyml.ml.sharded.structure import Structure
 from timelyml.ml.sharded.updates import Record
+from timelyml.operators.edges import Routed
+from timelyml.operators.edges import settle as settled
 
 _SAMPLE_ROWS = 8
 
@@ -53,6 +56,8 @@ def rows(stream: Any, like: Any) -> Rows:
             rows is a sample: that of a block may differ.
     """
     ref = getattr(stream, "ref", stream)
+    if isinstance(ref, Routed):
+        ref = settled(ref)
     if not isinstance(ref, StreamRef):
         raise ConfigError(
             f"rows needs a stream; got {stream!r}; expected a stream of a dataflow; "
@@ -225,6 +230,12 @@ class _Traced:
     params: list[Any]
     result: Any
 
+    @property
+    def assigned(self) -> set[int]:
+        """Places of parameters that calls assign."""
+        calls = (home for home in self.trace.homes if isinstance(home, Call))
+        return {place for call in calls for place in call.assigned}
+
 
 def _trace(
     name: str, function: Callable[..., Any], arguments: Sequence[Any]
@@ -319,8 +330,8 @@ def _lower(
     clip_norm: float | None = None,
 ) -> tuple[Lowered, Plan]:
     shown = [leaf for leaf in jax.tree.leaves(aux) if isinstance(leaf, Column)]
+    trained = frozenset(trained) - traced.assigned  # state that is not learnt
     made = plan(traced.trace, [*losses, *shown], losses, wanted=wanted, trained=trained)
-    trained = frozenset(trained)
     if optimiser is not None:
         _check_optimiser(traced, made, optimiser, trained)
     learnt = Learnt(traced.structure, traced.params, trained, optimiser, clip_norm)

@@ -75,8 +75,8 @@ class Learning:
             frame: The operator, its stations' rules added.
             sources: Name, port and parameters of each station with gradients.
         """
-        start, assigned = start_of(frame, self.learnt), _assigned(frame)
-        trained = set(frame.parameters) & self.learnt.trained - assigned
+        start = start_of(frame, self.learnt)
+        trained = set(frame.parameters) & self.learnt.trained
         made = Contributing(tuple(sorted(trained)), tuple(sources))
         ports = tuple(port for _, port, _ in sources) or (self.tick_port(frame),)
         if self.learnt.optimiser is None:
@@ -160,7 +160,3 @@ def start_of(frame: Frame, learnt: Learnt) -> Start:
         ),
         None,
     )
-
-
-def _assigned(frame: Frame) -> set[int]:
-    return {index for site in frame.sites for index, _ in site.assigned}

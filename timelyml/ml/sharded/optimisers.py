@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -194,11 +195,14 @@ def check_by_itself(
     optimiser = given.transformation()
     state = optimiser.init(structure.unflatten(small))
 
-    def updates_of(gradients: list[Any]) -> list[Any]:
-        trees = (structure.unflatten(each) for each in (gradients, small))
-        tree, own = trees
+    @jax.jit
+    def compiled_update(gradients: list[Any]) -> list[Any]:
+        tree, own = (structure.unflatten(each) for each in (gradients, small))
         updates, _ = optimiser.update(tree, state, own)
-        return [np.asarray(leaf) for leaf in structure.flatten_up_to(updates)]
+        return structure.flatten_up_to(updates)
+
+    def updates_of(gradients: list[Any]) -> list[Any]:
+        return [np.asarray(leaf) for leaf in compiled_update(gradients)]
 
     expected = updates_of(gradients)
     for place, is_split in enumerate(split):
