@@ -104,7 +104,9 @@ class ShardReader(Live):
         while self._read_one(shard):
             if not shard.may_go_on():
                 shard.activate()
-                return
+                break
+        if self._capability is not None:  # at once: what is held uses up credit
+            self._capability.downgrade(self._epoch.number)
 
     def _read_one(self, shard: Shard) -> bool:
         """Ask the next partition that is due for one batch; True if one was asked."""
@@ -194,11 +196,9 @@ class ShardReader(Live):
         return None
 
     def _begin_epoch(self, number: int, now: float) -> None:
-        assert self._capability is not None  # noqa: S101  for the type checker
         epoch = self._epoch
         epoch.began = epoch.last_sign_of_life = now
         epoch.number, epoch.num_batches = number, 0
-        self._capability.downgrade(number)  # at once: what is held uses up credit
 
     def _end_epoch_in_time(self, shard: Shard, now: float) -> None:
         interval_s = self._rule.interval_s
