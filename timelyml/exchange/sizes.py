@@ -36,6 +36,10 @@ def size_bytes(payload: Payload) -> int:
     if count <= _SAMPLE:
         return _bytes_of(payload, 0, _NESTING)
     sample = payload[:: -(-count // _SAMPLE)]
+    kinds = set(map(type, sample))
+    fixed = _FIXED_BYTES.get(kinds.pop()) if len(kinds) == 1 else None
+    if fixed is not None:
+        return fixed * count
     return _bytes_of(sample, 0, _NESTING) * count // len(sample)
 
 

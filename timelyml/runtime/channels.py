@@ -208,7 +208,8 @@ class Outbox:
         self._frames: dict[int, dict[tuple[int, Timestamp], list[Part]]] = {}
         self._frame_bytes: dict[int, int] = {}
         self._ledgers: dict[tuple[int, int], CreditLedger] = {}
-        self._waiting: dict[tuple[int, int], deque[tuple[Timestamp, Part]]] = {}
+        # By channel and peer; most often empty, which is looked at before each step.
+        self.waiting: dict[tuple[int, int], deque[tuple[Timestamp, Part]]] = {}
 
     def add(self, spec: ChannelSpec, peer: int, time: Timestamp, part: Part) -> None:
         """Queue one part for `peer`, now or when there is credit."""
@@ -217,10 +218,10 @@ class Outbox:
             ledger = self._ledgers.get(key)
             if ledger is None:
                 ledger = self._ledgers[key] = CreditLedger(self._limit_bytes)
-            if (self._waiting and key in self._waiting) or not ledger.can_send(
+            if (self.waiting and key in self.waiting) or not ledger.can_send(
                 part.size_bytes
             ):
-                self._waiting.setdefault(key, deque()).append((time, part))
+                self.waiting.setdefault(key, deque()).append((time, part))
                 return
             ledger.spend(part.size_bytes)
         self._put(spec.index, peer, time, part)
@@ -242,7 +243,7 @@ class Outbox:
         key = (channel, peer)
         ledger = self._ledgers[key]
         ledger.refund(size)
-        waiting = self._waiting.get(key)
+        waiting = self.waiting.get(key)
         if not waiting:
             return False  # nobody was kept from sending
         while waiting and ledger.can_send(waiting[0][1].size_bytes):
@@ -251,22 +252,17 @@ class Outbox:
             self._put(channel, peer, time, part)
         if waiting:
             return False
-        del self._waiting[key]
+        del self.waiting[key]
         return True
 
     def is_blocked(self, channel: int) -> bool:
         """Whether anything sent on the channel waits for credit."""
-        return any(key[0] == channel for key in self._waiting)
-
-    @property
-    def has_waiting(self) -> bool:
-        """Whether any channel waits for credit; cheap, for the hot path."""
-        return bool(self._waiting)
+        return any(key[0] == channel for key in self.waiting)
 
     def waiting_bytes(self) -> int:
         """Bytes that wait for credit on this worker."""
         return sum(
-            part.size_bytes for queue in self._waiting.values() for _, part in queue
+            part.size_bytes for queue in self.waiting.values() for _, part in queue
         )
 
     @property

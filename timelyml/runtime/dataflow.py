@@ -40,7 +40,7 @@ from timelyml.runtime.state import StateLimit, StateStore
 from timelyml.runtime.timers import Timers
 
 # What a worker's own changes lead to at once goes out with them, in one message.
-MAX_ROUNDS = 4
+MAX_ROUNDS = 16
 TURN_S = 0.01  # one operator's share of a turn, so that none keeps the worker
 PIGGYBACK_BYTES = 64 * 1024  # progress must not queue behind more data than this
 _location_of = itemgetter(0)  # of a change
@@ -250,7 +250,7 @@ class Dataflow:
 
     def is_blocked(self, operator: int) -> bool:
         """Whether an output of the operator waits for credit."""
-        if not self.outbox.has_waiting:
+        if not self.outbox.waiting:
             return False
         return any(
             self.outbox.is_blocked(channel.spec.index)
