@@ -118,7 +118,8 @@ class ShardReader(Live):
         if not self._open:
             self.end()
             return False
-        self._end_epoch_in_time(shard, now)
+        if self._rule.interval_s is not None:
+            self._end_epoch_in_time(shard, now, self._rule.interval_s)
         if not shard.can_start_epoch(self._epoch.number):
             return False  # activated again once it may
         opened = self._next_due(now)
@@ -200,9 +201,8 @@ class ShardReader(Live):
         epoch.began = epoch.last_sign_of_life = now
         epoch.number, epoch.num_batches = number, 0
 
-    def _end_epoch_in_time(self, shard: Shard, now: float) -> None:
-        interval_s = self._rule.interval_s
-        if interval_s is None or now - self._epoch.began < interval_s:
+    def _end_epoch_in_time(self, shard: Shard, now: float, interval_s: float) -> None:
+        if now - self._epoch.began < interval_s:
             return
         if shard.can_start_epoch(self._epoch.number):  # or it would run away
             self._begin_epoch(self._epoch.number + 1, now)

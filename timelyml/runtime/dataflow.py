@@ -246,7 +246,9 @@ class Dataflow:
 
     def must_stop(self, operator: int) -> bool:
         """Whether its share of the turn is used up, or it waits for credit."""
-        return self._clock() > self._turn_end or self.is_blocked(operator)
+        if self._clock() > self._turn_end:
+            return True
+        return bool(self.outbox.waiting) and self.is_blocked(operator)
 
     def is_blocked(self, operator: int) -> bool:
         """Whether an output of the operator waits for credit."""

@@ -39,6 +39,7 @@ class Requests:
         self._all_ports: Ports = tuple(range(spec.num_inputs))
         self._all_outputs = range(spec.num_outputs)
         self._is_dense: dict[Ports, bool] = {}
+        self._sites: dict[int, str] = {}  # by shard: where its capabilities come from
 
     def ask(
         self,
@@ -101,4 +102,8 @@ class Requests:
         return self._rights.mint(output, held_at, self._site(shard))
 
     def _site(self, shard: int) -> str:
-        return f"notification of {self._operator!r} shard {shard}"
+        site = self._sites.get(shard)
+        if site is None:
+            site = f"notification of {self._operator!r} shard {shard}"
+            self._sites[shard] = site
+        return site
