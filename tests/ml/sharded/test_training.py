@@ -225,3 +225,12 @@ def test_what_does_not_fit_is_refused_when_it_is_built(loss, message):
 def test_a_dataflow_function_needs_a_stream():
     with pytest.raises(ConfigError, match="no stream to work on"):
         value_and_grad(lambda params: params)({"a": np.ones(2)})
+
+
+def test_noise_needs_to_know_which_token_is_which():
+    def loss(params, batch):
+        return MoE(num_experts=4)(params, batch["x"], step=batch["x"])[0]
+
+    batch = source_of(Dataflow("f"), blocks_of())
+    with pytest.raises(ConfigError, match="got a step and no positions"):
+        value_and_grad(loss)(random_params(0), rows(batch, blocks_of()[0][0]))

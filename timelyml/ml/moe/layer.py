@@ -153,6 +153,12 @@ class MoE:
         Returns:
             `(tokens, d_model)`, and what the router gave, for `losses` and reports.
         """
+        if step is not None and positions is None:
+            raise ConfigError(
+                "moe cannot draw noise; got a step and no positions; expected both, "
+                "so that a token's noise does not depend on its shard; pass positions",
+                option="positions",
+            )
         weights = {
             key: params[key] for key in ("router", "router_bias") if key in params
         }

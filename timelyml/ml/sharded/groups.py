@@ -107,14 +107,6 @@ class PreparedGroups:
             for gradient, wanted in zip(found_all, self.needs.wanted, strict=True)
         ]
 
-    def sizes(self, leaves: Leaves) -> list[int]:
-        """Give the bucket of each group that has rows."""
-        smallest = self.function.smallest
-        return [
-            bucket_size(len(group.rows), smallest=smallest)
-            for group in self._groups(leaves)
-        ]
-
     def _groups(self, leaves: Leaves) -> list[_Group]:
         function = self.function
         if not function.is_ranked:
