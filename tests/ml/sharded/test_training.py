@@ -13,7 +13,7 @@ from tests.ml.moe_flows import source_of, train
 from timelyml import Cluster, Dataflow
 from timelyml.errors import ConfigError
 from timelyml.ml import MoE, rows, sharded, train_step, value_and_grad
-from timelyml.ml.moe import Router, TokenChoice, balance, updated_bias
+from timelyml.ml.moe import Noise, Router, TokenChoice, balance, updated_bias
 from timelyml.operators import collect
 from timelyml.testing import FlowTester
 
@@ -234,3 +234,32 @@ def test_noise_needs_to_know_which_token_is_which():
     batch = source_of(Dataflow("f"), blocks_of())
     with pytest.raises(ConfigError, match="got a step and no positions"):
         value_and_grad(loss)(random_params(0), rows(batch, blocks_of()[0][0]))
+
+
+def squares(out):
+    return jnp.sum(out**2)[None]
+
+
+def test_noise_is_that_of_each_token_on_any_number_of_shards():
+    moe, params = MoE(num_experts=4, jitter=0.3, gaussian=2.0), random_params(8)
+    x, places, step = random_rows(8, 8), np.arange(8, dtype=np.int32), np.array([5])
+    halves = zip(np.split(x, 2), np.split(places, 2), strict=True)
+    blocks = [[{"x": a, "positions": b} for a, b in halves]]
+
+    def loss(params, block, step):
+        out, _ = moe(params, block["x"], step=step, positions=block["positions"])
+        return sharded.call(squares, out)
+
+    flow = Dataflow("f")
+    batch, steps = source_of(flow, blocks), source_of(flow, [[step] * 2], "step")
+    value, _ = value_and_grad(loss)(
+        params, rows(batch, blocks[0][0]), rows(steps, step)
+    )
+    collect(value, name="value")
+    ((_, (got,)),) = flow.run().batches("value")
+    key = jax.random.fold_in(jax.random.key(moe.seed), 5)
+    noise = Noise(key, places, moe.jitter, moe.gaussian)
+    expected = np.sum(np.square(moe.dense(params, x, noise=noise)[0]))
+    np.testing.assert_allclose(got, expected, rtol=TOLERANCE)
+    calm = np.sum(np.square(moe.dense(params, x)[0]))
+    assert abs(calm - expected) > 100 * TOLERANCE * expected
