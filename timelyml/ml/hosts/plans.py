@@ -97,11 +97,6 @@ class Plan:
     own_outputs: tuple[int, ...]
     num_users: Mapping[Slot, int]
 
-    @property
-    def codes(self) -> set[Code]:
-        """All that has to be compiled before the first call."""
-        return {step.code for block in self.blocks.values() for step in block.steps}
-
 
 def plan_for(program: HostProgram, host: int) -> Plan:
     """Work out what a host does of a program."""
