@@ -74,6 +74,9 @@ Target = Annotated[
         "FLOW defaults to 'flow'.",
     ),
 ]
+ServerPath = Annotated[
+    Path, typer.Argument(help="The file that the server wrote, as of ml.connect.")
+]
 
 
 def main() -> None:
@@ -187,6 +190,28 @@ def serve(
     ):
         typer.echo(f"serving at {path}", err=True)
         is_over.wait()
+
+
+@app.command()
+def objects(path: ServerPath) -> None:
+    """List the values on a served cluster: whose they are, and what they take."""
+    _show_of(path, "objects")
+
+
+@app.command()
+def top(path: ServerPath) -> None:
+    """List the clients of a served cluster: what device time and memory they take."""
+    _show_of(path, "usage")
+
+
+def _show_of(path: Path, what: str) -> None:
+    """Print a table of what a client of a server is told."""
+    with _exit_codes():
+        connect: Callable[..., Any] = import_name("timelyml.ml:connect")  # loads jax
+        table_of: Callable[..., Any] = import_name(f"timelyml.observe:{what}_table")
+        show: Callable[..., Any] = import_name("timelyml.observe:show")
+        with connect(path) as client:
+            show(table_of(getattr(client, what)()), sys.stdout)
 
 
 @app.command()

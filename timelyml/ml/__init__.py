@@ -22,6 +22,7 @@ from timelyml.ml.client import (
 )
 from timelyml.ml.compiled import Compiled, compiled
 from timelyml.ml.compute import compute
+from timelyml.ml.controller import ClientUsage, ObjectInfo
 from timelyml.ml.firing import Blocks, Firing, Rule, add_firing_operator
 from timelyml.ml.functions import jit
 from timelyml.ml.moe import (
@@ -50,6 +51,7 @@ __all__ = [
     "Blocks",
     "BufferLostError",
     "Client",
+    "ClientUsage",
     "Compiled",
     "ComputationError",
     "DispatchPlan",
@@ -59,6 +61,7 @@ __all__ = [
     "IslandOptions",
     "MemoryLimitError",
     "MoE",
+    "ObjectInfo",
     "OfflineClient",
     "Pipeline",
     "PipelineRecord",

@@ -438,7 +438,7 @@ def test_dropped_handles_free_their_buffers(client, make_slice):
     assert float(x) == 600.0
     assert isinstance(x, Handle)
     del x
-    client._flush_released()
+    client._releases.flush()
     client.slice({"data": 1}).close()  # an answer that comes after all of that
 
     assert len(core.buffers.directory) <= before

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import pickle
-from collections import deque
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -22,16 +21,28 @@ from timelyml.ml.client.handle import Handle
 from timelyml.ml.client.inbox import Inbox
 from timelyml.ml.client.link import Link, checked_weight
 from timelyml.ml.client.programs import Programs
+from timelyml.ml.client.releases import Releases
+from timelyml.ml.client.sharing import held, put_together, taken_apart
 from timelyml.ml.client.slices import Slice, SliceSharding, check_axes
 from timelyml.ml.controller.messages import (
+    AskObjects,
     AskSlice,
+    AskUsage,
     Call,
+    ClientUsage,
     DropSlice,
     Fetch,
+    ObjectInfo,
+    Objects,
+    Open,
+    Opened,
+    Publish,
     Put,
     Register,
-    Release,
     SliceGiven,
+    Unpublish,
+    Usage,
+    Watch,
 )
 from timelyml.ml.functions import (
     ArrayType,
@@ -47,7 +58,6 @@ from timelyml.ml.programs import ProgramCall
 from timelyml.ml.store import CLIENT_BITS
 
 MAX_UNFINISHED_CALLS = 512
-RELEASE_BATCH = 256
 
 
 class Client:
@@ -67,7 +77,7 @@ class Client:
         self._inbox = Inbox(max_unfinished_calls)
         self._slices: dict[str, Slice] = {}
         self._programs = Programs(self, self._slices)
-        self._released: deque[int] = deque()
+        self._releases = Releases(link)
         self._registered: set[tuple[str, str]] = set()
         self._requests = itertools.count(1)
         self._number = link.connect(self._inbox.receive)
@@ -117,7 +127,7 @@ class Client:
     def give_back(self, slice_: Slice) -> None:
         """Give a slice back; what is still on it goes first."""
         self._slices.pop(slice_.name, None)
-        self._flush_released()
+        self._releases.flush()
         self.send(DropSlice(slice_.name))
 
     def put(self, tree: Any, sharding: Any) -> Any:
@@ -196,7 +206,7 @@ class Client:
         handle = self.new_handle(slice_, array_type, spec)
         handle.take()
         array = as_sealed(value, array_type)
-        self._flush_released()  # what they took may be needed
+        self._releases.flush()  # what they took may be needed
         self.send(Put(handle.buffer, slice_.name, array_type, spec, array))
         return handle
 
@@ -217,7 +227,7 @@ class Client:
     def start(self, message: Any) -> None:
         """Send what counts as a call; waits while too many are not over."""
         self._inbox.begin_call()
-        self._flush_released()  # what they took may be needed
+        self._releases.flush()  # what they took may be needed
         self.send(message)
 
     def send(self, message: Any) -> None:
@@ -249,9 +259,79 @@ class Client:
 
     def release(self, buffer: int) -> None:
         """Let go of a value; told to the controller together with others."""
-        self._released.append(buffer)
-        if len(self._released) >= RELEASE_BATCH and self._inbox.is_open:
-            self._flush_released()
+        self._releases.add(buffer)
+
+    def publish(self, name: str, tree: Any) -> None:
+        """Share values with other clients, which `open` them by their name.
+
+        They belong to the name from now on: they stay when this client lets go of them,
+        ends or is killed, until somebody takes the name back.
+
+        Args:
+            name: A new one.
+            tree: Handles, or a tree of them; also of values still being computed.
+
+        Raises:
+            HandleError: The name is taken, or a leaf is no handle of this client.
+            ShippingError: The tree has parts that cannot be pickled.
+        """
+        buffers, structure = taken_apart(tree, self)
+        request = next(self._requests)
+        self.send(Publish(request, name, buffers, structure))
+        self._inbox.answer_to(request, f"name {name!r}")
+
+    def open(self, name: str, *, timeout_s: float | None = 0) -> Any:
+        """Return the tree of handles that a client published under a name.
+
+        They lie on the slice of whoever made them. Calls on an own slice of the same
+        shape on the same devices take them where they are; to others they move.
+        Donating one copies it, as others may hold it.
+
+        Args:
+            name: The name.
+            timeout_s: How long to wait until it is published; None: without end.
+
+        Raises:
+            HandleError: Nothing is published under the name.
+            DeadlineError: Nothing was in time.
+            ShippingError: A class of the tree cannot be imported here.
+        """
+        request = next(self._requests)
+        self.send(Open(request, name, timeout_s))
+        opened: Opened = self._inbox.answer_to(request, f"name {name!r}")
+        tree = put_together(opened, lambda each: held(each, self, self._inbox))
+        self.send(Watch(tuple(each.buffer for each in opened.buffers)))
+        return tree
+
+    def unpublish(self, name: str) -> None:
+        """Take a name back, whoever gave it; values that others opened stay theirs.
+
+        Raises:
+            HandleError: Nothing is published under the name.
+        """
+        request = next(self._requests)
+        self.send(Unpublish(request, name))
+        self._inbox.answer_to(request, f"name {name!r}")
+
+    def objects(self) -> tuple[ObjectInfo, ...]:
+        """Return all values there are on the cluster, of all clients, oldest first."""
+        request = next(self._requests)
+        self._releases.flush()
+        self.send(AskObjects(request))
+        answer: Objects = self._inbox.answer_to(request, "the list of objects")
+        return answer.objects
+
+    def usage(self) -> tuple[ClientUsage, ...]:
+        """Return what device time and memory each client takes.
+
+        The last line may be of what belongs to no client: published values, and those
+        that only calls under way need.
+        """
+        request = next(self._requests)
+        self._releases.flush()
+        self.send(AskUsage(request))
+        answer: Usage = self._inbox.answer_to(request, "the list of clients")
+        return answer.clients
 
     def another(self, *, weight: int = 1) -> Client:
         """Return another client of the same cluster, as if it were another program.
@@ -271,6 +351,7 @@ class Client:
 
     def close(self) -> None:
         """Give everything back and end the client; closing twice changes nothing."""
+        self._releases.close()
         self._link.close()
 
     def __enter__(self) -> Self:
@@ -295,16 +376,6 @@ class Client:
             return value
         in_type, spec = computation.in_types[position], computation.in_specs[position]
         return self.put_array(value, slice_, in_type, spec)
-
-    def _flush_released(self) -> None:
-        buffers = []
-        while self._released:
-            try:
-                buffers.append(self._released.popleft())
-            except IndexError:  # another thread was faster
-                break
-        if buffers:
-            self.send(Release(tuple(buffers)))
 
 
 def _is_sharding(value: Any) -> bool:

@@ -12,12 +12,12 @@ from timelyml.errors import DeadlineError, TimelyError
 from timelyml.ml.client.elements import assembled
 from timelyml.ml.client.handle import Handle
 from timelyml.ml.controller.messages import (
+    ANSWERS,
     Closed,
     Failed,
     Fetched,
     Finished,
     Refused,
-    SliceGiven,
 )
 from timelyml.runtime.failure import unpack_error
 
@@ -110,6 +110,8 @@ class Inbox:
     def receive(self, message: Any) -> None:
         """Take what the controller says; called in a thread of the link."""
         with self._changed:
+            if isinstance(message, ANSWERS):
+                self._answers[message.request] = message
             match message:
                 case Finished():
                     self._on_finished(message)
@@ -118,8 +120,6 @@ class Inbox:
                     self._fail(message.buffers, message.error)
                 case Fetched():
                     self._on_fetched(message)
-                case SliceGiven() | Refused():
-                    self._answers[message.request] = message
                 case Closed():
                     self._end = self._end or unpack_error(message.error)
             self._changed.notify_all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -158,6 +159,12 @@ class Buffers:
         for host, boxes in _by_host(held).items():
             export = Export(number, buffer.type, CONTROLLER, request, tuple(boxes))
             self._outbox.book(host).exports.append(export)
+
+    def watch(self, client: int, numbers: Iterable[int]) -> None:
+        """Tell a client when buffers that others make are there."""
+        for number in numbers:
+            with contextlib.suppress(HandleError):  # it let go of it in the meantime
+                self.follow(self.directory.wait(client, number))
 
     def take(self, pieces: Pieces) -> None:
         """Take pieces that were fetched."""

@@ -33,6 +33,7 @@ from timelyml.ml.controller.messages import (
     Release,
     SliceGiven,
 )
+from timelyml.ml.controller.names import Names
 from timelyml.ml.controller.programs import Programs
 from timelyml.ml.controller.records import (
     Effect,
@@ -98,6 +99,9 @@ class Core:
         common = self._slices, self.buffers, self._code, self._outbox
         self._calls = Calls(self.dispatch, *common)
         self._programs = Programs(self.dispatch, *common)
+        self._names = Names(
+            self._slices, self.buffers, self.dispatch.device_time, self._outbox
+        )
         for island in islands:
             scheduler = GangScheduler(policy() if policy is not None else None)
             self.dispatch.islands.add(island, scheduler)
@@ -122,6 +126,7 @@ class Core:
     def join(self, client: int, *, weight: int = 1) -> None:
         """Admit a client; numbers begin at 1."""
         self._clients.add(client)
+        self.dispatch.device_time.join(client)
         for scheduler in self.dispatch.islands.schedulers.values():
             scheduler.join(str(client), weight=weight)
 
@@ -130,6 +135,8 @@ class Core:
         if client not in self._clients:
             return
         self._clients.discard(client)
+        self.dispatch.device_time.leave(client)
+        self._names.leave(client)
         self._waiting = [each for each in self._waiting if each[0] != client]
         for name in [name for name, (who, _) in self._asked.items() if who == client]:
             del self._asked[name]
@@ -171,9 +178,7 @@ class Core:
             case DropSlice():
                 self._drop_slice(client, message.slice)
             case _:
-                raise InvariantError(
-                    f"client {client} said what nobody understands; got {message!r:.200}"
-                )
+                self._names.handle(client, message, now_s)
 
     def heard(self, host: int, message: Any, now_s: float) -> None:
         """Take a message of a host; one of an island that was given up is not heard."""
@@ -222,10 +227,12 @@ class Core:
     def tick(self, now_s: float) -> None:
         """Give up what has waited for too long."""
         self._follow(self._manager.tick(now_s))
+        self._names.tick(now_s)
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do, if ever."""
-        return self._manager.next_deadline()
+        deadlines = self._manager.next_deadline(), self._names.next_deadline()
+        return min((each for each in deadlines if each is not None), default=None)
 
     def flush(self) -> list[Effect]:
         """Return what follows from all events since the last call, in order."""

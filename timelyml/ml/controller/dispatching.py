@@ -25,6 +25,7 @@ from timelyml.ml.controller.messages import Failed
 from timelyml.ml.controller.readers import Readers
 from timelyml.ml.controller.records import Outbox, SliceRecord
 from timelyml.ml.controller.turns import InTurn
+from timelyml.ml.controller.usage import DeviceTime
 from timelyml.ml.controller.work import Work
 from timelyml.ml.hosts import Done
 from timelyml.ml.scheduling import (
@@ -95,6 +96,7 @@ class Dispatch:
         on_idle: Callable[[SliceRecord], None],
     ) -> None:
         self.islands = Islands()
+        self.device_time = DeviceTime()
         self._slices = slices
         self._buffers = buffers
         self._code = code
@@ -192,6 +194,7 @@ class Dispatch:
                 pending.extend(self._grant(island, effect))
             elif isinstance(effect, GangDone):
                 self._by_sequence.pop((island, effect.sequence), None)
+                self.device_time.charge(effect)
             elif isinstance(effect, ProgramDone):
                 self._finish(self._works[effect.program], effect.outcome)
 

@@ -25,23 +25,7 @@ from timelyml.exchange import (
     LinkFailure,
     ZmqTransport,
 )
-from timelyml.ml.controller.messages import (
-    AskSlice,
-    Call,
-    CallProgram,
-    Closed,
-    DropSlice,
-    Failed,
-    Fetch,
-    Fetched,
-    Finished,
-    Put,
-    Refused,
-    Register,
-    RegisterProgram,
-    Release,
-    SliceGiven,
-)
+from timelyml.ml.controller.messages import ANSWERS, NEWS, REQUESTS, Fetched
 from timelyml.ml.controller.service import ControllerService
 from timelyml.runtime.boot import endpoint_from_map, endpoint_to_map
 from timelyml.runtime.scratch import ScratchDirectory
@@ -66,25 +50,7 @@ class Joined:
     client: int
 
 
-MESSAGES: tuple[type, ...] = (
-    Join,
-    Joined,
-    AskSlice,
-    Call,
-    CallProgram,
-    Closed,
-    DropSlice,
-    Failed,
-    Fetch,
-    Fetched,
-    Finished,
-    Put,
-    Refused,
-    Register,
-    RegisterProgram,
-    Release,
-    SliceGiven,
-)
+MESSAGES: tuple[type, ...] = (Join, Joined, *REQUESTS, *ANSWERS, *NEWS)
 """What the codec between clients and gate encodes; in this order on both sides."""
 
 

@@ -120,6 +120,60 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True)
+class Publish:
+    """Give buffers to a name; `Acknowledged` or `Refused` answers.
+
+    `structure` goes to whoever opens them.
+    """
+
+    request: int
+    name: str
+    buffers: tuple[int, ...]
+    structure: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Ask for what is published under a name; `Opened` or `Refused` answers.
+
+    Waits so long for somebody to publish it; without end if None.
+    """
+
+    request: int
+    name: str
+    timeout_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unpublish:
+    """Take a name back; `Acknowledged` or `Refused` answers."""
+
+    request: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Tell when these buffers are there, which others make."""
+
+    buffers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AskObjects:
+    """Ask what buffers there are; `Objects` answers."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskUsage:
+    """Ask what clients take; `Usage` answers."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
 class SliceGiven:
     """A slice is there.
 
@@ -140,6 +194,106 @@ class Refused:
 
     request: int
     error: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """What was asked for is done."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedBuffer:
+    """A buffer that the client holds from now on, and the slice that it lies on."""
+
+    buffer: int
+    type: ArrayType
+    spec: Any
+    slice: str
+    axis_names: tuple[str, ...]
+    axis_sizes: tuple[int, ...]
+    platform: str
+    island: str
+    devices: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What is published under a name; each buffer is held once more."""
+
+    request: int
+    buffers: tuple[OpenedBuffer, ...]
+    structure: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """A logical buffer of a cluster.
+
+    Attributes:
+        name: The client that made it, and its count.
+        label: What it is: of which call it is which result.
+        owner: The client that it is charged to; None once it belongs to a name, or only
+            to calls under way.
+        names: Those under which it is published.
+        state: "pending", "ready" or "failed".
+        spec: How it is sharded over its slice.
+        device_bytes: What it takes on all devices together.
+        host_bytes: What it takes in the memory of all hosts together.
+        num_references: Handles, names, calls and fetches that keep it.
+    """
+
+    name: str
+    label: str
+    owner: int | None
+    names: tuple[str, ...]
+    state: str
+    shape: tuple[int, ...]
+    dtype: str
+    spec: Any
+    slice: str
+    island: str
+    device_bytes: int
+    host_bytes: int
+    num_references: int
+
+
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """All buffers there are, oldest first."""
+
+    request: int
+    objects: tuple[ObjectInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientUsage:
+    """What a client takes.
+
+    Attributes:
+        client: Its number; None of all that belongs to names, or only to calls.
+        device_s: Seconds of device time of what it ran, over all devices.
+        num_launches: Computations that it ran.
+        num_objects: Buffers that it is charged for.
+        device_bytes: What these take on all devices together.
+        host_bytes: What these take in the memory of all hosts together.
+    """
+
+    client: int | None
+    device_s: float
+    num_launches: int
+    num_objects: int
+    device_bytes: int
+    host_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What each client takes."""
+
+    request: int
+    clients: tuple[ClientUsage, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,3 +334,16 @@ class Closed:
     """Nothing will be answered any more; `error` is pickled."""
 
     error: bytes
+
+
+REQUESTS = (
+    AskSlice, DropSlice, Register, RegisterProgram, Put, Call, CallProgram, Release,
+    Fetch, Publish, Open, Unpublish, Watch, AskObjects, AskUsage,
+)  # fmt: skip
+"""What clients say."""
+
+ANSWERS = SliceGiven, Refused, Acknowledged, Opened, Objects, Usage
+"""What is told to who asked, with the number of the request."""
+
+NEWS = Finished, Failed, Fetched, Closed
+"""What clients are told besides."""

@@ -122,6 +122,7 @@ class Waiter:
                     self._finish(job)
                 else:
                     job()
+                del job  # or what the last one holds would stay in memory
         except Exception as bug:  # noqa: BLE001 - or launches would seem to go on
             self._say(bug)
 

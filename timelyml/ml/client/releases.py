@@ -1,0 +1,84 @@
+"""Telling the controller which values nobody holds any more."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from queue import SimpleQueue
+
+from timelyml.errors import TimelyError
+from timelyml.ml.client.link import Link
+from timelyml.ml.controller.messages import Release
+
+DELAY_S = 0.02
+"""How long values are collected that go one after the other, to be told together."""
+
+
+class Releases:
+    """Values that were let go; told together, soon, and before what may need the room.
+
+    Handles go at any time and in any thread, also while others hold locks, so nothing
+    is sent from there: a thread does it. It ends with `close`, or with this.
+
+    Args:
+        link: The way to the controller.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._numbers: deque[int] = deque()
+        self._bell: SimpleQueue[bool] = SimpleQueue()  # may be rung from a finaliser
+        self._is_closed = threading.Event()
+        weakref.finalize(self, self._bell.put, False)
+        self._thread = threading.Thread(
+            target=_serve,
+            args=(weakref.ref(self), self._bell, self._is_closed),
+            name="timelyml-release",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def add(self, number: int) -> None:
+        """Let go of a value; from any thread, and at any time."""
+        self._numbers.append(number)
+        self._bell.put(True)
+
+    def flush(self) -> None:
+        """Tell what was let go of so far.
+
+        Raises:
+            TimelyError: Nothing can be told any more.
+        """
+        numbers = []
+        while self._numbers:
+            try:
+                numbers.append(self._numbers.popleft())
+            except IndexError:  # another thread was faster
+                break
+        if numbers:
+            self._link.send(Release(tuple(numbers)))
+
+    def close(self) -> None:
+        """End the thread."""
+        self._is_closed.set()
+        self._bell.put(False)
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+
+def _serve(
+    owner: weakref.ref[Releases], bell: SimpleQueue[bool], is_closed: threading.Event
+) -> None:
+    while bell.get() and not is_closed.wait(DELAY_S):
+        while not bell.empty():
+            if not bell.get():
+                return
+        releases = owner()
+        if releases is None:
+            return
+        try:
+            releases.flush()
+        except TimelyError:  # the client hears of the end by itself
+            return
+        del releases

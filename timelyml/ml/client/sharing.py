@@ -1,0 +1,70 @@
+"""Sharing values between clients: trees of handles under a name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh
+
+from timelyml.errors import HandleError
+from timelyml.ml.client.handle import Handle, HandleOwner
+from timelyml.ml.client.inbox import Inbox
+from timelyml.ml.client.slices import Slice, SliceOwner
+from timelyml.ml.controller.messages import Opened, OpenedBuffer
+from timelyml.runtime.shipping import dumps, loads
+
+
+def taken_apart(tree: Any, client: HandleOwner) -> tuple[tuple[int, ...], bytes]:
+    """Return the buffers of a tree of handles, and how to put it together again.
+
+    Raises:
+        HandleError: A leaf is no handle of this client, or cannot be used any more.
+        ShippingError: The tree has parts that cannot be pickled.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    for leaf in leaves:
+        if not isinstance(leaf, Handle) or leaf.client is not client:
+            raise HandleError(
+                f"a tree cannot be published; got {leaf!r:.200}; expected handles of this "
+                f"client only; put arrays on a slice first"
+            )
+        leaf.check()
+    # A tree of numbers: how JAX describes one does not pickle if it has own classes.
+    structure = dumps(jax.tree.unflatten(treedef, range(len(leaves))))
+    return tuple(leaf.buffer for leaf in leaves), structure
+
+
+def put_together(opened: Opened, handle_of: Callable[[OpenedBuffer], Handle]) -> Any:
+    """Return the tree of handles that was published.
+
+    Raises:
+        ShippingError: A class of the tree cannot be imported here.
+    """
+    numbers = loads(opened.structure)
+    return jax.tree.map(lambda number: handle_of(opened.buffers[number]), numbers)
+
+
+def held(opened: OpenedBuffer, client: Any, inbox: Inbox) -> Handle:
+    """Return the handle of a buffer that a client was given once more.
+
+    If it has one already, that is it, and one time is given back.
+    """
+    found = inbox.get(opened.buffer)
+    if found is not None and not found.is_deleted():
+        client.release(opened.buffer)
+        return found
+    handle = Handle(
+        client, opened.buffer, slice_of(opened, client), opened.type, opened.spec
+    )
+    inbox.add(handle)
+    return handle
+
+
+def slice_of(opened: OpenedBuffer, client: SliceOwner) -> Slice:
+    """Return the slice that a buffer lies on, which may be another client's."""
+    mesh = AbstractMesh(opened.axis_sizes, opened.axis_names)
+    return Slice(
+        opened.slice, mesh, opened.platform, opened.island, opened.devices, client
+    )
