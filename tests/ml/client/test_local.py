@@ -389,6 +389,14 @@ def test_options_that_make_no_sense_are_refused_before_anything_starts():
         local(policy="lottery")
     with pytest.raises(ConfigError, match="got 3 for 2 hosts"):
         local(devices_per_island=3, hosts_per_island=2)
+    with pytest.raises(
+        ConfigError, match="'memory_bytes_per_device' cannot work; got 0"
+    ):
+        local(memory_bytes_per_device=0)
+    with pytest.raises(ConfigError, match="'host_memory_bytes' cannot work; got -1"):
+        local(host_memory_bytes=-1)
+    with pytest.raises(TypeError, match=r"ml\.local has no option 'island'"):
+        local(island=2)
 
 
 def test_a_client_with_an_impossible_weight_is_refused(client):
