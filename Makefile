@@ -8,10 +8,15 @@ ARGS ?=
 # Test files that run side by side; JOBS=0 for a debugger.
 JOBS ?= 2
 
+# The package with its compiled modules, made anew whenever a source has changed.
+COMPILED := $(CURDIR)/build/compiled
+SOURCES := $(shell find timelyml -name '*.py')
+WITH_COMPILED := PYTHONPATH="$(COMPILED):$(CURDIR)" $(PY) -P
+
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow check format bench clean
+.PHONY: help run test test-slow test-compiled check format bench bench-compiled clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -22,6 +27,10 @@ $(READY): pyproject.toml
 	$(PY) -m pip install -qq --editable '.[dev,plot]'
 	@touch $@
 
+$(COMPILED)/.ready: $(READY) hatch_build.py $(SOURCES)
+	rm -rf $(COMPILED)
+	TIMELYML_COMPILE=1 $(PY) -m pip install -qq --no-deps --target $(COMPILED) . && touch $@ || echo "no wheel could be built: the sources are measured"
+
 run: $(READY) ## train the mixture-of-experts example (ARGS='--steps 50 --workers 4')
 	$(PY) -m examples.moe_routing $(ARGS)
 
@@ -30,6 +39,10 @@ test: $(READY) ## run the tests and doctests (ARGS='tests/progress -x')
 
 test-slow: $(READY) ## run the slow tests: thousands of simulated schedules
 	$(PY) -m pytest -m slow --timeout=3600 $(ARGS)
+
+test-compiled: $(COMPILED)/.ready ## run the tests of the runtime on compiled modules
+	@$(WITH_COMPILED) -c 'import sys; from timelyml.progress import tracker; sys.exit(tracker.__file__.endswith(".py") and "timelyml was not compiled")'
+	$(WITH_COMPILED) -m pytest -o pythonpath= $(or $(ARGS),tests/progress tests/exchange tests/runtime tests/simulation tests/operators)
 
 check: $(READY) ## formatting, lint, types, examples at a small size, tests
 	$(PY) -m ruff format --check .
@@ -46,6 +59,9 @@ format: $(READY) ## format the code and mend what ruff can mend
 
 bench: $(READY) ## run one benchmark (NAME=latency ARGS=--json); without NAME, list them
 	$(PY) -m benchmarks $(NAME) $(ARGS)
+
+bench-compiled: $(COMPILED)/.ready ## run one benchmark on compiled modules
+	$(WITH_COMPILED) -m benchmarks $(NAME) $(ARGS)
 
 clean: ## remove what builds and runs leave behind, .venv included
 	rm -rf $(VENV) build dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

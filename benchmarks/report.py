@@ -13,6 +13,8 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
+from timelyml.progress import tracker
+
 
 @dataclass(slots=True)
 class Report:
@@ -144,5 +146,6 @@ def machine() -> str:
     load = os.getloadavg()[0]
     return (
         f"{os.cpu_count()} cores, load {load:.1f}, "
-        f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+        f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, "
+        f"timelyml {'as sources' if tracker.__file__.endswith('.py') else 'compiled'}"
     )

@@ -93,6 +93,7 @@ def test_large_arrays_arrive_equal_and_read_only(bind):
                 array.setflags(write=True)
 
 
+@pytest.mark.sources
 def test_an_array_is_copied_neither_before_sending_nor_after_receiving(
     bind, monkeypatch
 ):
@@ -351,6 +352,7 @@ def test_a_message_on_the_wrong_lane_fails_the_link(alone):
     assert "a message of lane 0 came on lane 1" in failure.reason
 
 
+@pytest.mark.sources
 @pytest.mark.parametrize(
     ("frames", "reason"),
     [

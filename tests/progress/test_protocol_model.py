@@ -315,6 +315,7 @@ class SplittingLog(ProgressLog):
         return super().take(tracker, force=True)
 
 
+@pytest.mark.sources
 def test_the_model_catches_a_buffer_that_is_split() -> None:
     def try_seeds() -> None:
         for seed in range(20):
@@ -324,6 +325,7 @@ def test_the_model_catches_a_buffer_that_is_split() -> None:
         try_seeds()
 
 
+@pytest.mark.sources
 def test_holding_back_sends_fewer_batches_than_sending_at_once() -> None:
     class EagerLog(ProgressLog):
         def take(

@@ -10,6 +10,7 @@ from timelyml.runtime.simulation import first_failure
 MAX_SEEDS = 200
 
 
+@pytest.mark.sources
 @pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda mutate: mutate.__name__)
 def test_a_mutation_is_caught(mutate, monkeypatch):
     mutate(monkeypatch)

@@ -87,6 +87,7 @@ def test_the_seeds_cover_what_can_happen():
     assert [each for each in expected if seen[each] < 3] == []
 
 
+@pytest.mark.sources
 def test_the_seeds_reach_back_pressure_and_spilling(monkeypatch):
     blocked = []
     is_blocked = Outbox.is_blocked

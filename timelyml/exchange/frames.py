@@ -41,8 +41,8 @@ class Received(NamedTuple):
     kind: int
     sender: int
     sequence: int
-    body: memoryview
-    buffers: Sequence[memoryview]
+    body: Any  # a memoryview, as are the buffers: mypyc cannot name it here
+    buffers: Sequence[Any]
 
 
 def pack_frames(

@@ -8,9 +8,9 @@ and spends credit; an `InQueue` holds what arrived until its operator runs.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,15 @@ from timelyml.exchange import (
     slice_rows,
     split_by_destination,
 )
-from timelyml.graph import Broadcast, ChannelSpec, Direct, Exchange, Gather, Pipeline
+from timelyml.graph import (
+    Broadcast,
+    ChannelSpec,
+    Direct,
+    Exchange,
+    Gather,
+    Pact,
+    Pipeline,
+)
 from timelyml.progress import Timestamp
 from timelyml.runtime.messages import Block, Part
 
@@ -83,7 +91,7 @@ class OutChannel:
         self._outbox = outbox
         self._record = record
         # Chosen once: asking for the kind of pact at every block takes 0.3 us.
-        self._route = self._routes[type(spec.pact)]
+        self._route = self._route_by(spec.pact)
 
     def push(
         self,
@@ -157,13 +165,17 @@ class OutChannel:
             return self._spread(payload, parts)
         return [self._direct(target, payload)]
 
-    _routes: ClassVar[Mapping[type, Route]] = {
-        Pipeline: _to_same_shard,
-        Broadcast: _to_all_shards,
-        Gather: _to_one_shard,
-        Exchange: _by_rule,
-        Direct: _as_named,
-    }
+    @staticmethod
+    def _route_by(pact: Pact) -> Route:
+        """Return the method for a pact; mypyc takes no table of them in the class."""
+        routes: dict[type, Route] = {
+            Pipeline: OutChannel._to_same_shard,
+            Broadcast: OutChannel._to_all_shards,
+            Gather: OutChannel._to_one_shard,
+            Exchange: OutChannel._by_rule,
+            Direct: OutChannel._as_named,
+        }
+        return routes[type(pact)]
 
     def _spread(self, payload: Any, parts: list[tuple[int, Any]]) -> list[Routed]:
         """Return the parts, and empty ones for all others where the edge is dense."""

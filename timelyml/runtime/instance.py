@@ -176,7 +176,7 @@ class OperatorInstance:
     def _continue(self) -> None:
         assert self._steps is not None  # noqa: S101  for the type checker
         try:
-            step = next(self._steps)
+            step: Wait | None = next(self._steps)
             self._waits = step is not None
             if self._waits and not isinstance(step, Wait):
                 raise _wrong_step(self.name, "yielded", step)

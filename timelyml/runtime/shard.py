@@ -379,5 +379,6 @@ class Shard:
 
 def _call_site() -> str:
     """File and line of the user's call, for explanations of stalls."""
-    frame = sys._getframe(2)  # noqa: SLF001  inspect.stack costs milliseconds
+    is_compiled = not __file__.endswith(".py")  # such functions have no frames
+    frame = sys._getframe(0 if is_compiled else 2)  # noqa: SLF001  inspect.stack costs milliseconds
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
