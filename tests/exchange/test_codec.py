@@ -101,6 +101,7 @@ arrays = st.tuples(
             "V3",
             ml_dtypes.bfloat16,
             ml_dtypes.float8_e4m3fn,
+            ml_dtypes.float8_e5m2,
         ]
     ),
     st.lists(st.integers(0, 40), min_size=0, max_size=3),

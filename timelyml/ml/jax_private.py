@@ -36,6 +36,7 @@ __all__ = [
     "fingerprint",
     "flat_function",
     "has_checks",
+    "ignore_layouts",
     "propagated_shardings",
     "user_frame",
 ]
@@ -159,6 +160,18 @@ def flat_function(
         return tuple(flat(*arrays))
 
     return call
+
+
+def ignore_layouts(compiled: Any) -> None:
+    """Let a compiled function take arguments without a look at their layouts.
+
+    Of elements smaller than a byte arrays say another layout than XLA does, though both
+    give each a byte on CPUs; `jax.jit` calls what it compiled without comparing them,
+    and what was compiled ahead of time refuses all such arguments.
+    """
+    executable = compiled._executable  # noqa: SLF001 - the check has no option
+    layouts = executable._xla_in_layouts  # noqa: SLF001 - as above
+    executable._xla_in_layouts = [None] * len(layouts)  # noqa: SLF001 - as above
 
 
 def has_checks(jaxpr: ClosedJaxpr) -> bool:

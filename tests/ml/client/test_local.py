@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import operator
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -256,7 +259,8 @@ def test_values_are_what_they_were_when_they_were_put(make_slice):
 
 
 @pytest.mark.parametrize(
-    "dtype", ["float32", "bfloat16", "float8_e4m3fn", "int8", "bool"]
+    "dtype",
+    ["float32", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "int4", "bool"],
 )
 @pytest.mark.parametrize("shape", [(), (0, 4), (4, 8)])
 def test_values_of_every_kind_come_back(make_slice, dtype, shape):
@@ -322,6 +326,8 @@ def test_a_handle_behaves_as_an_array(make_slice):
     assert tree == [x, three]
     assert asyncio.run(awaited(three)) == 3
     assert "int32[3]" in repr(x)
+    assert (f"{three:.2f}", f"{x}") == ("3.00", repr(x))
+    assert (three.item(), x.item(1), x.tolist()) == (3, 1, [0, 1, 2])
     np.testing.assert_array_equal(np.asarray(x, np.float64), [0.0, 1.0, 2.0])
     np.testing.assert_array_equal(jnp.asarray(x) + 1, [1, 2, 3])
 
@@ -343,6 +349,12 @@ def test_what_a_handle_cannot_do_it_says(make_slice):
         len(scalar)
     with pytest.raises(TypeError, match="has no length"):
         iter(scalar)
+    for same in (1.5, np.ones(3), jnp.ones(3)):
+        with pytest.raises(TypeError, match=r"with a .*; compare its elements"):
+            operator.eq(x, same)
+    for copied in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(TypeError, match=r"float32\[3\] cannot be copied"):
+            copied({"x": x})
     x.delete()
     with pytest.raises(HandleError, match="deleted"):
         np.asarray(x)

@@ -14,6 +14,8 @@ from timelyml.ml.client.slices import Slice, SliceSharding
 from timelyml.ml.functions import ArrayType, Runner, Spec, partition_spec
 from timelyml.ml.functions.types import dtype_named
 
+_ELEMENTS = (np.ndarray, np.generic, jax.Array, int, float, complex)
+
 
 class HandleOwner(Runner, Protocol):
     """Whoever a handle belongs to, as far as the handle needs it: a client."""
@@ -173,6 +175,22 @@ class Handle:
         impl = self.type.key_impl
         return words if impl is None else jax.random.wrap_key_data(words, impl=impl)
 
+    def item(self, *index: int) -> Any:
+        """Return an element, the only one unless an index is given, as a Python number.
+
+        Raises:
+            TimelyError: As `result`.
+        """
+        return np.asarray(self).item(*index)
+
+    def tolist(self) -> Any:
+        """Return the elements as Python numbers in nested lists.
+
+        Raises:
+            TimelyError: As `result`.
+        """
+        return np.asarray(self).tolist()
+
     def block_until_ready(self) -> Handle:
         """Wait until it is computed, or raise what that failed with."""
         self._client.wait_ready(self, None)
@@ -195,6 +213,19 @@ class Handle:
         state = "failed" if self._error is not None else state
         return (
             f"Handle({self.type}, {self.slice.name!r}, {self.sharding.spec}, {state})"
+        )
+
+    def __format__(self, spec: str) -> str:
+        if not spec:
+            return repr(self)
+        value = self.result()
+        return format(value if self.type.shape else value[()], spec)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"a handle of {self.type} cannot be copied or pickled; expected its "
+            f"elements, or another name for them; fetch it with numpy.asarray, copy it "
+            f"in a compiled function, or publish it for other clients"
         )
 
     def __float__(self) -> float:
@@ -231,6 +262,12 @@ class Handle:
         return self.result()[index]
 
     def __eq__(self, other: object) -> Any:
+        if isinstance(other, _ELEMENTS):  # False would be a wrong answer
+            raise TypeError(
+                f"a handle of {self.type} is compared with a {type(other).__name__}; "
+                f"expected another handle, to tell whether they are the same one; "
+                f"compare its elements, as of numpy.asarray"
+            )
         return self is other
 
     __hash__ = object.__hash__

@@ -118,6 +118,8 @@ def load(computation: Computation, devices: Sequence[jax.Device]) -> Executable:
         with applied(computation.settings):
             lowered, checks = _lowered(computation, mesh)
             compiled = lowered.compile()
+            if any(map(_is_packed, computation.in_types)):
+                jax_private.ignore_layouts(compiled)
     except TimelyError:
         raise
     except Exception as error:
@@ -250,6 +252,13 @@ def exported(computation: Computation) -> export.Exported:
         platform=computation.platform,
         num_devices=computation.mesh.size,
     )
+
+
+def _is_packed(array_type: ArrayType) -> bool:
+    """Whether elements take less than a byte, as those of int4."""
+    if array_type.key_impl is not None:
+        return False
+    return jax.dtypes.itemsize_bits(dtype_named(array_type.dtype)) < 8
 
 
 def _shardings(mesh: Any, specs: Sequence[Spec]) -> list[NamedSharding]:
