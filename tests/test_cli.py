@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -293,3 +294,37 @@ def test_a_signal_drains_the_run_and_leaves_with_its_code(
 
     assert (process.returncode, out) == (code, "")
     assert err == ""
+
+
+def run_printing(tmp_path, stdout):
+    """Run the command with that for its stdout; return its exit code and stderr."""
+    (tmp_path / "flows.py").write_text(FLOWS)
+    command = [sys.executable, "-m", "timelyml", "run", "flows", "--print", "words"]
+    done = subprocess.run(
+        command,
+        check=False,
+        cwd=tmp_path,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        timeout=60,
+    )
+    return done.returncode, done.stderr.decode()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_a_full_disk_is_said_in_one_line_and_leaves_with_1(tmp_path):
+    with Path("/dev/full").open("w") as full:
+        code, err = run_printing(tmp_path, full)
+
+    assert (code, len(err.splitlines())) == (1, 1)
+    assert "timelyml: stdout cannot be written" in err
+    assert "No space left on device" in err
+
+
+def test_a_closed_pipe_ends_the_program_without_a_word(tmp_path):
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    code, err = run_printing(tmp_path, write_end)
+    os.close(write_end)
+
+    assert (code, err) == (1, "")

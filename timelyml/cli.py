@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import reprlib
 import signal
 import sys
@@ -134,7 +135,7 @@ def run(
         )
         for name in print_ or []:
             for record in result[name]:
-                typer.echo(record)
+                _show(record)
 
 
 @app.command()
@@ -148,7 +149,7 @@ def graph(
     """Print a dataflow's graph without running it."""
     with _exit_codes():
         flow = _load(target)
-        typer.echo(flow.to_mermaid() if mermaid else flow.describe())
+        _show(flow.to_mermaid() if mermaid else flow.describe())
 
 
 @app.command()
@@ -231,7 +232,7 @@ def why(
     answers = [each for each in found if process in (None, each["process_id"])]
     for answer in answers:
         for line in _lines_of(answer):
-            typer.echo(line)
+            _show(line)
     if not answers:
         whose = "of yours" if process is None else f"with process id {process}"
         _complain(f"no driver {whose} has a cluster on this machine")
@@ -287,6 +288,21 @@ def _check_names(flow: Dataflow, names: list[str]) -> None:
                 f"dataflow {flow.name!r} collects nothing of that name; got --print "
                 f"{name!r}; expected one of {collected}; collect it in the flow"
             )
+
+
+def _show(line: object) -> None:
+    """Write a line to stdout, or leave if it cannot be written.
+
+    Whoever reads a pipe no more is told nothing; a full disk is an error. Python is not
+    to try again, at its end, to write what is left.
+    """
+    try:
+        typer.echo(line)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            _complain(f"stdout cannot be written; got {error}; expected room for it")
+        raise typer.Exit(FAILED) from None
 
 
 def _complain(error: object) -> None:

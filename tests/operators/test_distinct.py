@@ -116,6 +116,46 @@ def test_times_are_told_apart_whatever_their_unit(key, num_shards, kind, second)
     assert len({at.astype(f"{kind.lstrip('>')}[ns]") for at in found}) == 5
 
 
+NUMBERS = {
+    "bool": [False, True],
+    "int8": [-1, 0, 1],
+    "uint8": [0, 1, 255],
+    "int64": [-1, -(2**63), 2**53 + 1, 4609434218613702656],
+    "uint64": [1, 2**63, 2**64 - 1],
+    "float32": [-1.0, -0.0, 1.0, 1.5, 0.1, np.inf],
+    "float64": [255.0, 1.5, 0.1, -(2.0**63), 2.0**63, 2.0**64, 4609434218613702656.0],
+}
+
+
+@pytest.mark.parametrize("with_text", [False, True])
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_numbers_are_told_apart_by_value_whatever_their_type(num_shards, with_text):
+    columns = [np.array(values, kind) for kind, values in NUMBERS.items()]
+    flow = Dataflow(num_shards=num_shards)
+    streams = []
+    for column in columns:
+        text = {"s": np.full(len(column), "x")} if with_text else {}
+        streams.append(flow.source({"x": column, **text}, num_shards=1))
+    streams[0].concat(*streams[1:]).distinct().collect()
+
+    expected = {value for column in columns for value in column.tolist()}
+    found = [row["x"].item() for row in flow.run()["out"]]
+    assert (len(found), set(found)) == (len(expected), expected)
+
+
+def test_text_is_told_apart_with_moments_of_any_unit(cluster):
+    days = np.array(["2024-01-01", "2024-01-02"], "M8[D]")
+    flow = Dataflow(num_shards=2)
+    streams = [
+        flow.source({"at": days.astype(f"M8[{unit}]"), "s": np.array(["x", "y"])})
+        for unit in ("D", "s", "ns")
+    ]
+    streams[0].concat(*streams[1:]).distinct().collect()
+
+    found = [(row["at"].astype("M8[D]"), row["s"]) for row in cluster.run(flow)["out"]]
+    assert sorted(found) == list(zip(days, ["x", "y"], strict=True))
+
+
 def test_over_all_times_the_earliest_is_sent(cluster):
     flow = Dataflow(num_shards=2)
     stream = flow.source(in_epochs([[1, 2], [2, 3], [1, 4]]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections import Counter, defaultdict
 
 import numpy as np
@@ -252,3 +253,24 @@ def test_combining_changes_no_result(epochs, num_shards, direct, most_keys):
             expected[n % 4].append(n)
         assert dict(sums.get(time, [])) == {k: sum(v) for k, v in expected.items()}
         assert dict(counts.get(time, [])) == {k: len(v) for k, v in expected.items()}
+
+
+def test_moments_of_any_unit_are_counted_as_one_key(cluster):
+    days = np.array(["1970-01-01", "1970-01-02", "NaT"], "M8[D]")
+    seconds = np.array(["1970-01-01T00:00:00", "1970-01-02T00:00:01"], "M8[s]")
+    fine = np.array(["1970-01-01", "1970-01-01T00:00:00.000000001"], "M8[ns]")
+    far = np.array(["30000-01-01"], "M8[D]")
+    units = [days, seconds, fine, far, fine.astype("M8[ps]"), far.astype("M8[s]")]
+    flow = Dataflow(num_shards=2)
+    sources = [flow.source({"at": column}, num_shards=1) for column in units]
+    sources[0].concat(*sources[1:]).count("at").collect()
+
+    day, nano = np.datetime64("1970-01-01", "us").item(), fine[1]
+    assert dict(cluster.run(flow)["out"]) == {
+        day: 4,
+        day + dt.timedelta(days=1): 1,
+        day + dt.timedelta(days=1, seconds=1): 1,
+        None: 1,
+        nano: 2,
+        np.datetime64("30000-01-01", "s"): 2,
+    }

@@ -76,6 +76,9 @@ class Keeper:
     def stderr_tail(self, worker):
         return self.tail
 
+    def activity(self, worker):
+        return ""
+
     def kill(self, worker):
         self.killed.append(worker)
 

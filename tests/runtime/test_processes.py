@@ -274,6 +274,33 @@ def test_a_worker_that_never_comes_is_named_at_the_deadline(tmp_path):
     assert "stuck at start" in got.value.__notes__[0]
 
 
+def at_start(path, line):
+    """Environment in which an interpreter does this before all else."""
+    (path / "sitecustomize.py").write_text(f"import os, signal\n{line}\n")
+    return {"PYTHONPATH": str(path)}
+
+
+def test_a_worker_that_was_stopped_before_it_came_is_named_as_stopped(tmp_path):
+    stop = "os.kill(os.getpid(), signal.SIGSTOP)"
+    environment = at_start(tmp_path, stop)
+    with (
+        Cluster(2, startup_timeout_s=1.5, environment=environment) as cluster,
+        pytest.raises(
+            PeerError, match=r"worker 0 never came; .* it is stopped .* process \d+"
+        ),
+    ):
+        cluster.run(flow_of(lambda x: x))
+
+
+def test_an_interrupt_of_a_worker_that_is_still_starting_does_nothing(tmp_path, capfd):
+    environment = at_start(tmp_path, "os.kill(os.getpid(), signal.SIGINT)")
+    with Cluster(1, mode="processes", environment=environment) as cluster:
+        found = cluster.run(flow_of(lambda x: x), timeout_s=TIMEOUT_S)["out"]
+
+    assert sorted(found) == [0, 1, 2, 3]
+    assert capfd.readouterr().err == ""
+
+
 def test_a_worker_that_dies_at_start_ends_the_run_at_once_with_its_last_words(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys\n"

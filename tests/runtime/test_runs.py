@@ -124,6 +124,37 @@ def test_a_result_can_be_awaited(cluster):
     assert asyncio.run(main()) == [8]
 
 
+def test_a_run_is_cancelled_with_the_task_that_awaits_it(cluster):
+    async def main():
+        run = cluster.start(doubled())
+        task = asyncio.ensure_future(awaited(run))
+        await asyncio.sleep(0)  # it waits now
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return run
+
+    run = asyncio.run(main())
+    with pytest.raises(RunStoppedError, match="was cancelled"):
+        run.result(TIMEOUT_S)
+
+
+def test_a_shielded_run_goes_on_without_the_task_that_awaits_it(cluster):
+    async def main():
+        run = cluster.start(doubled())
+        shielded = asyncio.ensure_future(awaited(run))
+        task = asyncio.ensure_future(awaited(asyncio.shield(shielded)))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        run.input("in").send([4])
+        run.input("in").close()
+        return (await shielded)["out"]
+
+    assert asyncio.run(main()) == [8]
+
+
 def test_an_epoch_is_delivered_once_its_input_has_moved_on(cluster):
     with cluster.start(doubled()) as run:
         numbers, probe = run.input("in"), run.probe("probe")

@@ -154,7 +154,8 @@ def count(
     Args:
         up: Stream to count.
         key: From one record to its key, or the name of a field: sends `(key, number)`
-            for each key. Default: each shard counts all that it holds.
+            for each key, which is a datetime if it is of a column of moments. Default:
+            each shard counts all that it holds.
         num_shards: Shards that share the keys; default: as many as `up` has.
         name: Shown in traces and errors; the key of its state.
     """

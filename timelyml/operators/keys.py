@@ -133,3 +133,27 @@ def destinations_of(
         codes = destinations_by_key(column, _MANY_SHARDS).astype(np.uint64)
         mixed = (mixed * np.uint64(_MIX) + codes) % np.uint64(_MANY_SHARDS)
     return (mixed % np.uint64(num_shards)).astype(np.intp)
+
+
+def column_keys(column: npt.NDArray[Any]) -> list[Any]:
+    """Return the values of a column as keys of records, equal where the values are.
+
+    Moments are datetimes, whatever unit the column counts in. What a datetime cannot
+    tell is a `datetime64` of the coarsest unit that can.
+    """
+    if column.dtype.kind != "M":
+        keys: list[Any] = column.tolist()
+        return keys
+    micros = column.astype("M8[us]")
+    keys = micros.tolist()
+    for row in np.flatnonzero((micros != column) & ~np.isnat(column)).tolist():
+        keys[row] = _coarsest(column[row])
+    return [
+        _coarsest(column[row]) if isinstance(key, int) else key
+        for row, key in enumerate(keys)
+    ]
+
+
+def _coarsest(moment: Any) -> Any:
+    units = (moment.astype(f"M8[{unit}]") for unit in ("s", "ms", "us", "ns", "ps"))
+    return next((found for found in units if found == moment), moment)

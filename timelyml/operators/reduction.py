@@ -21,7 +21,7 @@ from timelyml.graph import Exchange, StreamRef
 from timelyml.operators.checks import check_callable, check_optional_callable
 from timelyml.operators.columns import column, columns_of
 from timelyml.operators.edges import StreamLike
-from timelyml.operators.keys import Key, check_key, first, key_function
+from timelyml.operators.keys import Key, check_key, column_keys, first, key_function
 from timelyml.operators.operator_builder import add_operator
 from timelyml.operators.schema import require
 from timelyml.operators.steps import RECORDS_PER_BLOCK, in_chunks, send_in_steps
@@ -139,7 +139,7 @@ def count_by(
     def of_columns(payload: Any) -> list[Any]:
         keys = column(who, columns_of(payload), str(key))
         found, numbers = np.unique(keys, return_counts=True)
-        return list(zip(found.tolist(), numbers.tolist(), strict=True))
+        return list(zip(column_keys(found), numbers.tolist(), strict=True))
 
     by_column = of_columns if isinstance(key, str) else None
     ways = _Ways(pairs_of, absorb, merge, Counter, by_column)

@@ -166,7 +166,7 @@ class Controller:
         if not incoming or now - self._checked >= MEMBERSHIP_CHECK_S:
             self._checked = now
             for worker, what in self.membership.overdue(now):
-                self.lose_worker(worker, what + self._refusals())
+                self.lose_worker(worker, what + self._circumstances(worker))
                 worked = True
         return worked or bool(incoming)
 
@@ -361,10 +361,12 @@ class Controller:
             else:
                 observer(effect)
 
-    def _refusals(self) -> str:
-        """Say if frames were refused: then somebody came, but spoke otherwise."""
+    def _circumstances(self, worker: int) -> str:
+        """Say if a worker is stopped, or frames were refused: somebody spoke otherwise."""
+        doing = self._keeper.activity(worker) if self._keeper is not None else ""
         refused = self._transport.metrics.frames_refused
-        return f"; frames were refused: {dict(refused)}" if refused else ""
+        refusals = f"; frames were refused: {dict(refused)}" if refused else ""
+        return (f"; it is {doing}" if doing else "") + refusals
 
     def _deliver(self, worker: int, message: object, lane: Lane) -> None:
         if self.membership.members[worker].error is not None:

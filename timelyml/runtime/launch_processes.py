@@ -25,6 +25,7 @@ from typing import Any
 from timelyml.runtime.boot import Boot
 from timelyml.runtime.controller import Controller
 from timelyml.runtime.environment import worker_environment
+from timelyml.runtime.signals import hold_interrupts
 
 POLL_S = 0.2
 LEAVE_TIMEOUT_S = 3.0
@@ -120,12 +121,18 @@ class ProcessLauncher:
         if child is not None and not child.is_gone:
             child.process.kill()
 
-    def activity(self, worker: int) -> str:  # noqa: ARG002  see Launcher
-        """Return nothing: heartbeats tell the controller."""
-        return ""
+    def activity(self, worker: int) -> str:
+        """Return that a worker is stopped; heartbeats tell the controller all else."""
+        child = self._children.get(worker)
+        if child is None or child.is_gone:
+            return ""
+        process_id = child.process.pid
+        is_stopped = _process_fields(process_id)[:1] == ["T"]
+        return f"stopped by a signal, as process {process_id}" if is_stopped else ""
 
     def _serve(self, controller: Controller) -> None:
         try:
+            hold_interrupts()  # which new workers inherit from this thread
             for worker, boot in enumerate(self._boots):
                 self._spawn(worker, boot, controller)
             while not self._is_done():
@@ -322,14 +329,20 @@ def _exit_fd(process_id: int) -> int | None:
         return None  # another system: `poll` finds it out within POLL_S
 
 
-def _cpu_seconds(process_id: int) -> float:
-    """CPU time of a process so far; 0 where the system does not tell."""
+def _process_fields(process_id: int) -> list[str]:
+    """What Linux tells of a process, its state first; nothing on other systems."""
     try:
         text = Path(f"/proc/{process_id}/stat").read_text()
     except OSError:
-        return 0.0
-    fields = text.rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return []
+    return text.rpartition(")")[2].split()
+
+
+def _cpu_seconds(process_id: int) -> float:
+    """CPU time of a process so far; 0 where the system does not tell."""
+    fields = _process_fields(process_id)
+    ticks = int(fields[11]) + int(fields[12]) if fields else 0
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _describe_exit(code: int | None) -> str:

@@ -28,6 +28,9 @@ class Keeper(Protocol):
     def stderr_tail(self, worker: int) -> str:
         """Return the last lines that a worker wrote to stderr."""
 
+    def activity(self, worker: int) -> str:
+        """Return what a worker is doing, where it can be seen from here."""
+
     def kill(self, worker: int) -> None:
         """End a worker that was given up, so that it cannot wake up late."""
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
-import signal
 import sys
 import threading
 import time
@@ -22,7 +21,7 @@ from timelyml.runtime.launch import make_worker
 from timelyml.runtime.loop import drive
 from timelyml.runtime.service import ServiceSpec
 from timelyml.runtime.shipping import worker_codec
-from timelyml.runtime.signals import die_with_parent
+from timelyml.runtime.signals import die_with_parent, ignore_interrupts
 from timelyml.runtime.worker import Worker
 
 EXIT_ORPHANED = 3
@@ -60,7 +59,7 @@ class _Watched:
 
 def main() -> None:
     """Serve as a worker until told to leave, or until the driver is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver to act on
+    ignore_interrupts()  # Ctrl-C is for the driver to act on
     faulthandler.enable()  # a crash tells on stderr, and so the driver, where it was
     boot = Boot.from_line(sys.stdin.buffer.readline())
     die_with_parent(boot.parent_id, os.getppid)

@@ -45,7 +45,10 @@ class Run:
     """A run that was started; made by `Cluster.start`.
 
     As a context manager it closes its inputs and waits for the result at the end
-    of the block, and cancels the run if the block raises.
+    of the block, and cancels the run if the block raises; `stop` in the block ends
+    sources that would go on for ever. `await run` gives the result; a task that is
+    cancelled there, as by `asyncio.timeout`, cancels the run, unless that is awaited
+    with `asyncio.shield`.
     """
 
     def __init__(
@@ -135,7 +138,12 @@ class Run:
         import asyncio  # noqa: PLC0415  50 ms that only programs with a loop pay
 
         # `yield from` keeps the run, and with it a cluster of its own, alive meanwhile.
-        result: Result = yield from asyncio.wrap_future(self.record.future).__await__()
+        future = asyncio.wrap_future(self.record.future)
+        try:
+            result: Result = yield from future.__await__()
+        except asyncio.CancelledError:
+            self.request_cancel()
+            raise
         return result
 
     def batches(self, name: str) -> list[tuple[Timestamp, Any]]:
@@ -148,7 +156,9 @@ class Run:
         """Return an iterator of (time, payload) collected under `name`, as they come.
 
         Whole times only, in order; it waits for the next one, and ends with the run.
-        `async for` takes it too.
+        `async for` takes it too. A loop that is left early, by `break` or by an error,
+        leaves the run going, for other readers and for later; `stop` ends it, and so
+        does an error that leaves the `with` block of the run.
 
         Args:
             name: What was given to `collect`.

@@ -165,6 +165,21 @@ def is_interrupt(error: BaseException) -> bool:
     return any(frame.f_code in codes for frame, _ in frames)
 
 
+def hold_interrupts() -> None:
+    """Hold SIGINT back in this thread, and in processes until they ignore it.
+
+    A process inherits that from the thread that starts it, and can be interrupted
+    nowhere else before its own code runs.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+
+
+def ignore_interrupts() -> None:
+    """Ignore SIGINT from now on, and what was held back of it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+
+
 def die_with_parent(parent_id: int, get_parent_id: Callable[[], int]) -> None:
     """Ask Linux to kill this process when the thread that started it ends.
 
