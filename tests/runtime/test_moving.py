@@ -25,6 +25,7 @@ from timelyml import Dataflow, Session, Tumbling
 from timelyml.errors import CapabilityError, PayloadError
 from timelyml.graph import Exchange
 from timelyml.ml import compute
+from timelyml.progress import CapabilitySet
 
 
 @pytest.fixture
@@ -53,6 +54,27 @@ def kept_by_the_user(stream):
                     shard.state_of("latest").clear()
 
     return stream.unary_frontier(on_batch, on_frontier, states=("state", "latest"))
+
+
+def kept_in_a_set(stream):
+    """All capabilities of a user's operator in one set."""
+
+    def on_batch(shard, delivery):
+        rights = shard.state.setdefault("rights", CapabilitySet())
+        rights.insert(shard.retain(delivery.time))
+        kept = shard.state_of("kept").setdefault(delivery.time, [])
+        kept.extend(delivery.payload)
+
+    def on_frontier(shard):
+        kept = shard.state_of("kept")
+        for time in sorted(kept):
+            if not shard.frontier().less_equal(time):
+                total = sum(value for _, value in kept.pop(time))
+                shard.output().send(time, [total])
+        if "rights" in shard.state:
+            shard.state["rights"].downgrade(kept)
+
+    return stream.unary_frontier(on_batch, on_frontier, states=("state", "kept"))
 
 
 def counting_layer(state, rows):
@@ -109,6 +131,7 @@ FLOWS = {
     "map_async": lambda s: s.map_async(asked, limit=MANY),
     "map_async, as they come": lambda s: s.map_async(asked, limit=MANY, ordered=False),
     "user": kept_by_the_user,
+    "set": kept_in_a_set,
     "loop": looped,
 }
 

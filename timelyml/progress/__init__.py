@@ -2,6 +2,7 @@
 
 from timelyml.progress.antichain import Antichain, MutableAntichain
 from timelyml.progress.capability import Capability, CapabilityTable, Holding
+from timelyml.progress.capability_set import CapabilitySet
 from timelyml.progress.change_batch import ChangeBatch
 from timelyml.progress.frontier import Frontier
 from timelyml.progress.protocol import (
@@ -30,6 +31,7 @@ __all__ = [
     "TIME_LIMIT",
     "Antichain",
     "Capability",
+    "CapabilitySet",
     "CapabilityTable",
     "Change",
     "ChangeBatch",
