@@ -39,6 +39,7 @@ __all__ = [
     "ignore_layouts",
     "propagated_shardings",
     "user_frame",
+    "with_callbacks",
 ]
 
 # `UNSPECIFIED` is how jit says "left open" of one leaf of a tree of shardings: None has
@@ -153,7 +154,7 @@ def flat_function(
             could not be lowered for a mesh without devices.
     """
     if not has_callbacks:
-        jaxpr = ClosedJaxpr(_replaced(jaxpr.jaxpr), jaxpr.consts)
+        jaxpr = ClosedJaxpr(_replaced(jaxpr.jaxpr, _silent), jaxpr.consts)
     flat = jaxpr_as_fun(jaxpr)
 
     def call(*arrays: Any) -> tuple[Any, ...]:
@@ -172,6 +173,27 @@ def ignore_layouts(compiled: Any) -> None:
     executable = compiled._executable  # noqa: SLF001 - the check has no option
     layouts = executable._xla_in_layouts  # noqa: SLF001 - as above
     executable._xla_in_layouts = [None] * len(layouts)  # noqa: SLF001 - as above
+
+
+def with_callbacks(
+    jaxpr: ClosedJaxpr,
+    wrap: Callable[[Callable[..., Any], tuple[ShapedArray, ...]], Callable[..., Any]],
+) -> ClosedJaxpr:
+    """Return a traced function with other callbacks in the place of its own.
+
+    Args:
+        jaxpr: The function.
+        wrap: Takes a callback of flat arguments, and the types of what it has to return.
+    """
+
+    def wrapped(eqn: Any) -> Any:
+        own = eqn.params.get("callback")
+        if own is None:  # of debug.print, which calls nothing of the user's
+            return eqn
+        avals = tuple(var.aval for var in eqn.outvars)
+        return eqn.replace(params={**eqn.params, "callback": wrap(own, avals)})
+
+    return ClosedJaxpr(_replaced(jaxpr.jaxpr, wrapped), jaxpr.consts)
 
 
 def has_checks(jaxpr: ClosedJaxpr) -> bool:
@@ -245,30 +267,34 @@ def _lower_stand_in(context: Any, *_: Any, **__: Any) -> list[Any]:
 mlir.register_lowering(_stand_in, _lower_stand_in)
 
 
-def _replaced(jaxpr: Jaxpr) -> Jaxpr:
+def _silent(eqn: Any) -> Any:
+    avals = tuple(var.aval for var in eqn.outvars)
+    return eqn.replace(primitive=_stand_in, params={"avals": avals}, effects=no_effects)
+
+
+def _replaced(jaxpr: Jaxpr, replace: Callable[[Any], Any]) -> Jaxpr:
+    """Replace all callbacks, and leave only the effects that there are then."""
+    keep = _kept if replace is _silent else frozenset
     eqns = []
     for eqn in jaxpr.eqns:
         if eqn.primitive in _CALLBACKS:
-            avals = tuple(var.aval for var in eqn.outvars)
-            eqns.append(
-                eqn.replace(
-                    primitive=_stand_in, params={"avals": avals}, effects=no_effects
-                )
-            )
+            eqns.append(replace(eqn))
         else:
-            params = {name: _replaced_in(value) for name, value in eqn.params.items()}
-            eqns.append(eqn.replace(params=params, effects=_kept(eqn.effects)))
-    replaced: Jaxpr = jaxpr.replace(eqns=eqns, effects=_kept(jaxpr.effects))  # type: ignore[no-untyped-call]  # JAX is typed in part
+            params = {
+                name: _replaced_in(value, replace) for name, value in eqn.params.items()
+            }
+            eqns.append(eqn.replace(params=params, effects=keep(eqn.effects)))
+    replaced: Jaxpr = jaxpr.replace(eqns=eqns, effects=keep(jaxpr.effects))  # type: ignore[no-untyped-call]  # JAX is typed in part
     return replaced
 
 
-def _replaced_in(value: Any) -> Any:
+def _replaced_in(value: Any, replace: Callable[[Any], Any]) -> Any:
     if isinstance(value, ClosedJaxpr):
-        return ClosedJaxpr(_replaced(value.jaxpr), value.consts)
+        return ClosedJaxpr(_replaced(value.jaxpr, replace), value.consts)
     if isinstance(value, Jaxpr):
-        return _replaced(value)
+        return _replaced(value, replace)
     if isinstance(value, tuple):
-        return tuple(map(_replaced_in, value))
+        return tuple([_replaced_in(each, replace) for each in value])
     return value
 
 

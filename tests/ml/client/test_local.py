@@ -166,6 +166,57 @@ def raising(x):
     return jax.pure_callback(callback, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
 
 
+def raising_below_zero(x):
+    def callback(x):
+        if x.min() < 0:
+            raise ValueError("below zero")
+        return np.asarray(x)
+
+    return jax.pure_callback(callback, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
+def raising_in_a_loop(x):
+    def body(x, _):
+        return raising_below_zero(x), None
+
+    return jax.lax.scan(body, x, None, length=2)[0]
+
+
+def raising_beside(x):
+    jax.debug.callback(lambda x: 1 / (x.min() >= 0).astype(int).item(), x)
+    return x + 0
+
+
+def returning_too_little(x):
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return jax.pure_callback(lambda x: x if x.min() >= 0 else x[1:], shape, x)
+
+
+@pytest.mark.parametrize(
+    ("fun", "message"),
+    [
+        (raising_below_zero, r"_local.py:\d+ in callback.*ValueError: below zero"),
+        (raising_in_a_loop, r"_local.py:\d+ in callback.*ValueError: below zero"),
+        (raising_beside, r"_local.py:\d+ in <lambda>.*ZeroDivisionError"),
+        (returning_too_little, r"got float32\[3\]; expected float32\[4\]"),
+    ],
+)
+def test_a_callback_that_raises_on_several_devices_costs_its_call_and_no_worker(
+    make_slice, fun, message
+):
+    slice_ = make_slice(2)
+    calls = jit(lambda x: fun(x) + x.sum(), slice=slice_, in_shardings=P("data"))
+    double = jit(lambda x: x * 2, slice=slice_)
+    for value in (1, -1, 2):
+        x = np.full(4, value, np.float32)
+        found = double(calls(x))
+        if value < 0:
+            with pytest.raises(ComputationError, match=message):
+                found.result(timeout_s=TIMEOUT_S)
+        else:
+            np.testing.assert_array_equal(found.result(TIMEOUT_S), x * 10)
+
+
 def test_an_error_is_the_fate_of_what_depends_on_it_and_of_nothing_else(make_slice):
     slice_, other = make_slice(1), make_slice(2)
     fail = jit(raising, slice=slice_)

@@ -6,6 +6,7 @@ import linecache
 import re
 import sys
 import sysconfig
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -69,6 +70,18 @@ def check_failure(function: str, message: str, where: str) -> ComputationError:
         f"a check in function {function!r} failed{_at(where)}; got {message}",
         function=function,
         where=where,
+    )
+
+
+def callback_failure(function: str, error: BaseException) -> ComputationError:
+    """Return the error of a host callback that raised."""
+    where = _user_line(error.__traceback__)
+    return ComputationError(
+        f"function {function!r} failed while it ran{_at(where)}; got "
+        f"{type(error).__name__}: {_first_line(error)}",
+        function=function,
+        where=where,
+        traceback_text="".join(traceback.format_exception(error)),
     )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,7 +16,8 @@ from jax.sharding import Mesh, NamedSharding
 
 from timelyml.errors import ComputationError, PlacementError, TimelyError
 from timelyml.ml import jax_private
-from timelyml.ml.functions.blame import check_failure, compile_error
+from timelyml.ml.functions.blame import callback_failure, check_failure, compile_error
+from timelyml.ml.functions.callbacks import Guarded, Launches, can_guard
 from timelyml.ml.functions.checks import Checked, checks_of
 from timelyml.ml.functions.computation import ArrayType, Checks, Computation, Spec
 from timelyml.ml.functions.settings import applied
@@ -63,7 +65,9 @@ class Executable:
         devices: tuple[jax.Device, ...],
         mesh: Mesh,
         compiled: Any,
+        *,
         checks: Checks | None,
+        launches: Launches | None,
     ) -> None:
         self.computation = computation
         self.devices = devices
@@ -72,6 +76,7 @@ class Executable:
         self.memory = _memory_needs(compiled)
         self._compiled = compiled
         self._checks = checks
+        self._launches = launches  # under way, if callbacks can fail them
 
     def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
         """Start the computation; return its outputs, which may not be ready yet.
@@ -80,16 +85,23 @@ class Executable:
             arrays: One for each argument, in its sharding. Those that are donated are
                 not to be used again.
         """
-        return list(self._compiled(*arrays))
+        if self._launches is None:
+            return list(self._compiled(*arrays))
+        outputs = self._launches.begin()
+        outputs.extend(self._compiled(*arrays))
+        return outputs
 
     def check(self, outputs: Sequence[Any]) -> ComputationError | None:
-        """Return what a `checkify.check` of the function found, or None.
+        """Return what a callback raised, or a `checkify.check` found, or None.
 
         Waits until the outputs are computed.
 
         Args:
             outputs: What the call returned.
         """
+        raised = None if self._launches is None else self._launches.end(outputs)
+        if raised is not None:
+            return callback_failure(self.computation.name, raised)
         failure = self._checks and self._checks.first_failure(outputs)
         return check_failure(self.computation.name, *failure) if failure else None
 
@@ -116,7 +128,7 @@ def load(computation: Computation, devices: Sequence[jax.Device]) -> Executable:
     mesh = Mesh(grid, logical.axis_names, axis_types=abstract_mesh(logical).axis_types)
     try:
         with applied(computation.settings):
-            lowered, checks = _lowered(computation, mesh)
+            lowered, checks, launches = _lowered(computation, mesh)
             compiled = lowered.compile()
             if any(map(_is_packed, computation.in_types)):
                 jax_private.ignore_layouts(compiled)
@@ -124,7 +136,14 @@ def load(computation: Computation, devices: Sequence[jax.Device]) -> Executable:
         raise
     except Exception as error:
         raise compile_error(computation.name, error) from error
-    return Executable(computation, tuple(devices), mesh, compiled, checks)
+    return Executable(
+        computation,
+        tuple(devices),
+        mesh,
+        compiled,
+        checks=checks,
+        launches=launches,
+    )
 
 
 class Executables:
@@ -203,8 +222,14 @@ def to_host(array: jax.Array) -> np.ndarray[Any, Any]:
     return np.asarray(array)
 
 
-def _lowered(computation: Computation, mesh: Mesh) -> tuple[Any, Checks | None]:
-    """Lower for real devices; return the checks too, numbered as they are in there."""
+def _lowered(
+    computation: Computation, mesh: Mesh
+) -> tuple[Any, Checks | None, Launches | None]:
+    """Lower for real devices; return the checks too, numbered as they are in there.
+
+    Where a callback that raises would hang other devices, return who hears of it.
+    """
+    launches: Launches | None = None
     avals = [
         abstract_array(each, named_sharding(mesh, spec))
         for each, spec in zip(computation.in_types, computation.in_specs, strict=True)
@@ -212,13 +237,23 @@ def _lowered(computation: Computation, mesh: Mesh) -> tuple[Any, Checks | None]:
     if computation.pickled_code is None:
         fun, checks = exported(computation).call, computation.checks
     else:
-        fun, checks = _traced_here(computation.pickled_code, avals, mesh)
+        jaxpr, checks = _traced_here(computation.pickled_code, avals, mesh)
+        if mesh.size > 1 and not mesh.is_multi_process:
+            launches = Launches()
+            jaxpr = jax_private.with_callbacks(jaxpr, partial(_guarded, launches))
+        fun = jax_private.flat_function(jaxpr)
     jitted = jax.jit(
         fun,
         out_shardings=tuple(_shardings(mesh, computation.out_specs)),
         donate_argnums=computation.donated,
     )
-    return jitted.lower(*avals), checks
+    return jitted.lower(*avals), checks, launches
+
+
+def _guarded(
+    launches: Launches, callback: Callable[..., Any], avals: tuple[Any, ...]
+) -> Callable[..., Any]:
+    return Guarded(callback, avals, launches) if can_guard(avals) else callback
 
 
 def _traced_here(
@@ -232,7 +267,7 @@ def _traced_here(
     if isinstance(shipped.fun, Checked):
         results, error = traced.out_tree.children()
         checks = checks_of(error, results.num_leaves)
-    return jax_private.flat_function(traced.jaxpr), checks
+    return traced.jaxpr, checks
 
 
 def exported(computation: Computation) -> export.Exported:
