@@ -7,60 +7,33 @@ ours, stands elsewhere; this module only hides names that JAX does not promise.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax import export
-from jax._src import callback, checkify, debugging, source_info_util
-from jax._src.core import (
-    ClosedJaxpr,
-    Jaxpr,
-    Primitive,
-    ShapedArray,
-    no_effects,
-)
+from jax._src import checkify, source_info_util
+from jax._src.core import ClosedJaxpr, ShapedArray
 from jax._src.interpreters import mlir
 from jax._src.named_sharding import UNSPECIFIED
-from jax.extend.core import jaxpr_as_fun, subjaxprs
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import sdy, stablehlo
 
 __all__ = [
     "UNSPECIFIED",
     "ShapedArray",
-    "calls_host",
     "check_outputs",
     "exported_of",
     "fingerprint",
-    "flat_function",
     "has_checks",
     "ignore_layouts",
     "propagated_shardings",
     "user_frame",
-    "with_callbacks",
 ]
 
 # `UNSPECIFIED` is how jit says "left open" of one leaf of a tree of shardings: None has
 # another meaning there under a mesh. `ShapedArray` is what `jax.typeof` returns, with
 # the weak types and key types that are needed to rebuild an `Exported`.
-
-_CALLBACKS = (
-    callback.pure_callback_p,
-    callback.io_callback_p,
-    debugging.debug_callback_p,
-    debugging.debug_print_p,
-)
-"""What calls Python on the host. The primitives are not public, and nothing else tells
-that a function cannot be exported before `export` fails."""
-
-_EFFECTS = (
-    debugging.DebugEffect,
-    debugging.OrderedDebugEffect,
-    callback.IOEffect,
-    callback.OrderedIOEffect,
-)
 
 _PROPAGATE = "builtin.module(sdy-propagation-pipeline)"
 _STRIP = "builtin.module(strip-debuginfo)"
@@ -138,31 +111,6 @@ def fingerprint(module: bytes) -> bytes:
         return file.getvalue()
 
 
-def calls_host(jaxpr: ClosedJaxpr) -> bool:
-    """Whether a traced function calls Python on the host while it runs."""
-    return any(each in _CALLBACKS for each in _primitives(jaxpr.jaxpr))
-
-
-def flat_function(
-    jaxpr: ClosedJaxpr, *, has_callbacks: bool = True
-) -> Callable[..., tuple[Any, ...]]:
-    """Return a traced function, of flat arguments and with flat results.
-
-    Args:
-        jaxpr: The function.
-        has_callbacks: If not, it has zeros where callbacks return. With callbacks it
-            could not be lowered for a mesh without devices.
-    """
-    if not has_callbacks:
-        jaxpr = ClosedJaxpr(_replaced(jaxpr.jaxpr, _silent), jaxpr.consts)
-    flat = jaxpr_as_fun(jaxpr)
-
-    def call(*arrays: Any) -> tuple[Any, ...]:
-        return tuple(flat(*arrays))
-
-    return call
-
-
 def ignore_layouts(compiled: Any) -> None:
     """Let a compiled function take arguments without a look at their layouts.
 
@@ -173,27 +121,6 @@ def ignore_layouts(compiled: Any) -> None:
     executable = compiled._executable  # noqa: SLF001 - the check has no option
     layouts = executable._xla_in_layouts  # noqa: SLF001 - as above
     executable._xla_in_layouts = [None] * len(layouts)  # noqa: SLF001 - as above
-
-
-def with_callbacks(
-    jaxpr: ClosedJaxpr,
-    wrap: Callable[[Callable[..., Any], tuple[ShapedArray, ...]], Callable[..., Any]],
-) -> ClosedJaxpr:
-    """Return a traced function with other callbacks in the place of its own.
-
-    Args:
-        jaxpr: The function.
-        wrap: Takes a callback of flat arguments, and the types of what it has to return.
-    """
-
-    def wrapped(eqn: Any) -> Any:
-        own = eqn.params.get("callback")
-        if own is None:  # of debug.print, which calls nothing of the user's
-            return eqn
-        avals = tuple(var.aval for var in eqn.outvars)
-        return eqn.replace(params={**eqn.params, "callback": wrap(own, avals)})
-
-    return ClosedJaxpr(_replaced(jaxpr.jaxpr, wrapped), jaxpr.consts)
 
 
 def has_checks(jaxpr: ClosedJaxpr) -> bool:
@@ -251,62 +178,6 @@ class _Blank:
 
     def __str__(self) -> str:
         return f"{{{self._position}}}"
-
-
-_stand_in = Primitive("stand_in_for_callback")
-_stand_in.multiple_results = True
-_stand_in.def_abstract_eval(lambda *_, avals: avals)  # type: ignore[no-untyped-call]  # JAX is typed in part
-
-
-def _lower_stand_in(context: Any, *_: Any, **__: Any) -> list[Any]:
-    return [
-        mlir.ir_constant(np.zeros(each.shape, each.dtype)) for each in context.avals_out
-    ]
-
-
-mlir.register_lowering(_stand_in, _lower_stand_in)
-
-
-def _silent(eqn: Any) -> Any:
-    avals = tuple(var.aval for var in eqn.outvars)
-    return eqn.replace(primitive=_stand_in, params={"avals": avals}, effects=no_effects)
-
-
-def _replaced(jaxpr: Jaxpr, replace: Callable[[Any], Any]) -> Jaxpr:
-    """Replace all callbacks, and leave only the effects that there are then."""
-    keep = _kept if replace is _silent else frozenset
-    eqns = []
-    for eqn in jaxpr.eqns:
-        if eqn.primitive in _CALLBACKS:
-            eqns.append(replace(eqn))
-        else:
-            params = {
-                name: _replaced_in(value, replace) for name, value in eqn.params.items()
-            }
-            eqns.append(eqn.replace(params=params, effects=keep(eqn.effects)))
-    replaced: Jaxpr = jaxpr.replace(eqns=eqns, effects=keep(jaxpr.effects))  # type: ignore[no-untyped-call]  # JAX is typed in part
-    return replaced
-
-
-def _replaced_in(value: Any, replace: Callable[[Any], Any]) -> Any:
-    if isinstance(value, ClosedJaxpr):
-        return ClosedJaxpr(_replaced(value.jaxpr, replace), value.consts)
-    if isinstance(value, Jaxpr):
-        return _replaced(value, replace)
-    if isinstance(value, tuple):
-        return tuple([_replaced_in(each, replace) for each in value])
-    return value
-
-
-def _kept(effects: Any) -> Any:
-    return frozenset(each for each in effects if not isinstance(each, _EFFECTS))
-
-
-def _primitives(jaxpr: Jaxpr) -> Iterator[Primitive]:
-    for eqn in jaxpr.eqns:
-        yield eqn.primitive
-    for inner in subjaxprs(jaxpr):
-        yield from _primitives(inner)
 
 
 def _attributes(main: Any, name: str, kind: int) -> list[Any]:

@@ -182,7 +182,12 @@ def raising_in_a_loop(x):
     return jax.lax.scan(body, x, None, length=2)[0]
 
 
+def raising_in_a_branch(x):
+    return jax.lax.cond(x.sum() < 0, raising_below_zero, jax.jit(lambda x: x + 0), x)
+
+
 def raising_beside(x):
+    jax.debug.print("as it is: {}", x)
     jax.debug.callback(lambda x: 1 / (x.min() >= 0).astype(int).item(), x)
     return x + 0
 
@@ -197,6 +202,7 @@ def returning_too_little(x):
     [
         (raising_below_zero, r"_local.py:\d+ in callback.*ValueError: below zero"),
         (raising_in_a_loop, r"_local.py:\d+ in callback.*ValueError: below zero"),
+        (raising_in_a_branch, r"_local.py:\d+ in callback.*ValueError: below zero"),
         (raising_beside, r"_local.py:\d+ in <lambda>.*ZeroDivisionError"),
         (returning_too_little, r"got float32\[3\]; expected float32\[4\]"),
     ],
@@ -207,14 +213,33 @@ def test_a_callback_that_raises_on_several_devices_costs_its_call_and_no_worker(
     slice_ = make_slice(2)
     calls = jit(lambda x: fun(x) + x.sum(), slice=slice_, in_shardings=P("data"))
     double = jit(lambda x: x * 2, slice=slice_)
+    inputs = [np.full(4, value, np.float32) for value in (1, -1, 2, 3, -2, 4)]
+    found = [double(calls(x)) for x in inputs]
+    for x, each in zip(inputs, found, strict=True):
+        if x[0] < 0:
+            with pytest.raises(ComputationError, match=message):
+                each.result(timeout_s=TIMEOUT_S)
+        else:
+            np.testing.assert_array_equal(each.result(TIMEOUT_S), x * 10)
+
+
+def test_what_is_raised_in_a_loop_of_unknown_length_fails_its_call_too(make_slice):
+    def fun(x):
+        return jax.lax.while_loop(
+            lambda state: state[0] < 2,
+            lambda state: (state[0] + 1, raising_below_zero(state[1])),
+            (0, x),
+        )[1]
+
+    slice_ = make_slice(2)
+    calls = jit(fun, slice=slice_, in_shardings=P("data"))
     for value in (1, -1, 2):
         x = np.full(4, value, np.float32)
-        found = double(calls(x))
         if value < 0:
-            with pytest.raises(ComputationError, match=message):
-                found.result(timeout_s=TIMEOUT_S)
+            with pytest.raises(ComputationError, match="below zero"):
+                calls(x).result(timeout_s=TIMEOUT_S)
         else:
-            np.testing.assert_array_equal(found.result(TIMEOUT_S), x * 10)
+            np.testing.assert_array_equal(calls(x).result(TIMEOUT_S), x)
 
 
 def test_an_error_is_the_fate_of_what_depends_on_it_and_of_nothing_else(make_slice):

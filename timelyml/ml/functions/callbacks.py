@@ -7,6 +7,7 @@ raised there. Zeros go on in its place, and the error is told when the launch is
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -16,14 +17,22 @@ from typing import Any
 import jax
 import numpy as np
 
-from timelyml.ml.functions.types import is_key
+from timelyml.ml.functions.computation import ArrayType
+
+NUMBER_TYPE = ArrayType((), "int32", 4)
+"""Of the number of a launch, which goes to its callbacks."""
 
 
 class Outputs(list[Any]):
-    """What a launch returned, and what a callback raised that may be of this launch."""
+    """What a launch returned, and what a callback raised in it.
 
-    def __init__(self) -> None:
+    Attributes:
+        number: Of the launch, among those of its executable.
+    """
+
+    def __init__(self, number: np.int32) -> None:
         super().__init__()
+        self.number = number
         self.raised: BaseException | None = None
 
     def is_over(self) -> bool:
@@ -35,36 +44,41 @@ class Outputs(list[Any]):
 class Launches:
     """The launches of one executable that are under way.
 
-    A callback does not learn for which launch it is called, so that what it raises is
-    held against all of them: none that is spoilt passes for good.
+    What a callback raises is held against the launch that called it. Where it does not
+    learn which one that was, it is held against all: none that is spoilt passes for good.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._numbers = itertools.count()
         self._under_way: weakref.WeakValueDictionary[int, Outputs] = (
             weakref.WeakValueDictionary()
         )
 
     def begin(self) -> Outputs:
         """Return the outputs, none so far, of a launch that is about to be."""
-        outputs = Outputs()
+        outputs = Outputs(np.int32(next(self._numbers) % 2**31))
         with self._lock:
-            self._under_way[id(outputs)] = outputs
+            self._under_way[int(outputs.number)] = outputs
         return outputs
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException, number: int | None) -> None:
         """Note what a callback raised; called in a thread of XLA."""
         with self._lock:
-            under_way = list(self._under_way.values())
-        for each in under_way:
-            if each.raised is None and not each.is_over():
-                each.raised = error
+            if number is None:
+                failed = [x for x in self._under_way.values() if not x.is_over()]
+            else:
+                failed = [x for x in (self._under_way.get(number),) if x is not None]
+        for each in failed:
+            each.raised = each.raised or error
 
     def end(self, outputs: Sequence[Any]) -> BaseException | None:
-        """Return what a callback raised while a launch, now over, was under way."""
+        """Return what a callback raised in a launch, which is over."""
+        if not isinstance(outputs, Outputs):
+            return None
         with self._lock:
-            self._under_way.pop(id(outputs), None)
-        return outputs.raised if isinstance(outputs, Outputs) else None
+            self._under_way.pop(int(outputs.number), None)
+        return outputs.raised
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,27 +87,37 @@ class Guarded:
 
     Attributes:
         avals: Types of what it has to return.
+        is_numbered: Whether the number of the launch comes before its arguments.
     """
 
     callback: Callable[..., Any]
     avals: tuple[Any, ...]
     launches: Launches
+    is_numbered: bool
 
     def __call__(self, *args: Any) -> Any:
         """Call it."""
+        number = None
+        if self.is_numbered:
+            number, args = int(args[0]), args[1:]
         try:
             found = self.callback(*args)
             if self.avals:
                 _check(jax.tree.leaves(found), self.avals)
         except BaseException as error:  # noqa: BLE001 - whatever ends the user's code
-            self.launches.fail(error)
+            self.launches.fail(error, number)
             return [np.zeros(each.shape, each.dtype) for each in self.avals]
         return found
 
 
-def can_guard(avals: Sequence[Any]) -> bool:
-    """Whether there are zeros of these types."""
-    return not any(is_key(each.dtype) for each in avals)
+def guarded(
+    launches: Launches,
+    callback: Callable[..., Any],
+    avals: tuple[Any, ...],
+    is_numbered: bool,
+) -> Guarded:
+    """Return a callback that does not raise, but tells `launches`."""
+    return Guarded(callback, avals, launches, is_numbered)
 
 
 def _check(found: Sequence[Any], avals: Sequence[Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -15,9 +15,9 @@ from jax import export
 from jax.sharding import Mesh, NamedSharding
 
 from timelyml.errors import ComputationError, PlacementError, TimelyError
-from timelyml.ml import jax_private
+from timelyml.ml import jax_callbacks, jax_private
 from timelyml.ml.functions.blame import callback_failure, check_failure, compile_error
-from timelyml.ml.functions.callbacks import Guarded, Launches, can_guard
+from timelyml.ml.functions.callbacks import NUMBER_TYPE, Launches, guarded
 from timelyml.ml.functions.checks import Checked, checks_of
 from timelyml.ml.functions.computation import ArrayType, Checks, Computation, Spec
 from timelyml.ml.functions.settings import applied
@@ -88,7 +88,7 @@ class Executable:
         if self._launches is None:
             return list(self._compiled(*arrays))
         outputs = self._launches.begin()
-        outputs.extend(self._compiled(*arrays))
+        outputs.extend(self._compiled(outputs.number, *arrays))
         return outputs
 
     def check(self, outputs: Sequence[Any]) -> ComputationError | None:
@@ -230,6 +230,7 @@ def _lowered(
     Where a callback that raises would hang other devices, return who hears of it.
     """
     launches: Launches | None = None
+    donated = computation.donated
     avals = [
         abstract_array(each, named_sharding(mesh, spec))
         for each, spec in zip(computation.in_types, computation.in_specs, strict=True)
@@ -240,20 +241,16 @@ def _lowered(
         jaxpr, checks = _traced_here(computation.pickled_code, avals, mesh)
         if mesh.size > 1 and not mesh.is_multi_process:
             launches = Launches()
-            jaxpr = jax_private.with_callbacks(jaxpr, partial(_guarded, launches))
-        fun = jax_private.flat_function(jaxpr)
+            jaxpr = jax_callbacks.with_callbacks(jaxpr, partial(guarded, launches))
+            avals.insert(0, abstract_array(NUMBER_TYPE, named_sharding(mesh, ())))
+            donated = tuple(position + 1 for position in donated)
+        fun = jax_callbacks.flat_function(jaxpr)
     jitted = jax.jit(
         fun,
         out_shardings=tuple(_shardings(mesh, computation.out_specs)),
-        donate_argnums=computation.donated,
+        donate_argnums=donated,
     )
     return jitted.lower(*avals), checks, launches
-
-
-def _guarded(
-    launches: Launches, callback: Callable[..., Any], avals: tuple[Any, ...]
-) -> Callable[..., Any]:
-    return Guarded(callback, avals, launches) if can_guard(avals) else callback
 
 
 def _traced_here(

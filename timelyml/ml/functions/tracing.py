@@ -19,7 +19,7 @@ from jax import export
 from jax.sharding import AbstractMesh, use_abstract_mesh
 
 from timelyml.errors import TimelyError
-from timelyml.ml import jax_private
+from timelyml.ml import jax_callbacks, jax_private
 from timelyml.ml.functions.blame import name_of, trace_error
 from timelyml.ml.functions.checks import Checked, checks_of
 from timelyml.ml.functions.computation import (
@@ -133,7 +133,7 @@ class _Attempt:
         out_tree = traced.out_tree if checks is None else traced.out_tree.children()[0]
         wanted = self._wanted_results(out_tree, traced)
         donated = _donated(traced)
-        has_callbacks = jax_private.calls_host(traced.jaxpr)
+        has_callbacks = jax_callbacks.calls_host(traced.jaxpr)
         exported = self._export(traced.jaxpr, wanted, donated, has_callbacks)
         in_specs, out_specs = self._specs(exported, wanted)
         used, code = tuple(exported.module_kept_var_idx), None
@@ -193,7 +193,7 @@ class _Attempt:
     ) -> export.Exported:
         """Lower a traced function of flat arguments."""
         jitted = jax.jit(
-            jax_private.flat_function(jaxpr, has_callbacks=not has_callbacks),
+            jax_callbacks.flat_function(jaxpr, has_callbacks=not has_callbacks),
             out_shardings=tuple(map(self._sharding, wanted)),
             donate_argnums=donated,
         )

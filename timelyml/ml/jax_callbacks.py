@@ -1,0 +1,213 @@
+"""Traced functions that call Python on the host: how they are told, and rewritten.
+
+As `jax_private`, it takes names from JAX that JAX does not promise: the primitives of
+callbacks, and the parameters of those that functions are passed to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+from jax._src import callback, debugging
+from jax._src.core import (
+    ClosedJaxpr,
+    Jaxpr,
+    Primitive,
+    ShapedArray,
+    Var,
+    no_effects,
+)
+from jax._src.interpreters import mlir
+from jax._src.named_sharding import UNSPECIFIED
+from jax.extend.core import jaxpr_as_fun, subjaxprs
+
+__all__ = ["calls_host", "flat_function", "with_callbacks"]
+
+Wrap: TypeAlias = Callable[
+    [Callable[..., Any], tuple[ShapedArray, ...], bool], Callable[..., Any]
+]
+
+_CALLBACKS = (
+    callback.pure_callback_p,
+    callback.io_callback_p,
+    debugging.debug_callback_p,
+    debugging.debug_print_p,
+)
+"""What calls Python on the host. The primitives are not public, and nothing else tells
+that a function cannot be exported before `export` fails."""
+
+_EFFECTS = (
+    debugging.DebugEffect,
+    debugging.OrderedDebugEffect,
+    callback.IOEffect,
+    callback.OrderedIOEffect,
+)
+
+
+def calls_host(jaxpr: ClosedJaxpr) -> bool:
+    """Whether a traced function calls Python on the host while it runs."""
+    return any(each in _CALLBACKS for each in _primitives(jaxpr.jaxpr))
+
+
+def flat_function(
+    jaxpr: ClosedJaxpr, *, has_callbacks: bool = True
+) -> Callable[..., tuple[Any, ...]]:
+    """Return a traced function, of flat arguments and with flat results.
+
+    Args:
+        jaxpr: The function.
+        has_callbacks: If not, it has zeros where callbacks return. With callbacks it
+            could not be lowered for a mesh without devices.
+    """
+    if not has_callbacks:
+        jaxpr = ClosedJaxpr(_replaced(jaxpr.jaxpr, _silent), jaxpr.consts)
+    flat = jaxpr_as_fun(jaxpr)
+
+    def call(*arrays: Any) -> tuple[Any, ...]:
+        return tuple(flat(*arrays))
+
+    return call
+
+
+def with_callbacks(jaxpr: ClosedJaxpr, wrap: Wrap) -> ClosedJaxpr:
+    """Return a traced function with other callbacks in the place of its own.
+
+    Args:
+        jaxpr: The function; what is returned takes an int32 before its arguments.
+        wrap: Takes a callback of flat arguments, the types of what it has to return,
+            and whether what replaces it gets that number before its arguments, as it
+            does except in `while_loop`, `shard_map` and derivatives of the user's.
+    """
+    return ClosedJaxpr(_numbered(jaxpr.jaxpr, wrap), jaxpr.consts)
+
+
+_stand_in = Primitive("stand_in_for_callback")
+_stand_in.multiple_results = True
+_stand_in.def_abstract_eval(lambda *_, avals: avals)  # type: ignore[no-untyped-call]  # JAX is typed in part
+
+
+def _lower_stand_in(context: Any, *_: Any, **__: Any) -> list[Any]:
+    return [
+        mlir.ir_constant(np.zeros(each.shape, each.dtype)) for each in context.avals_out
+    ]
+
+
+mlir.register_lowering(_stand_in, _lower_stand_in)
+
+
+def _silent(eqn: Any) -> Any:
+    avals = tuple(var.aval for var in eqn.outvars)
+    return eqn.replace(primitive=_stand_in, params={"avals": avals}, effects=no_effects)
+
+
+def _replaced(jaxpr: Jaxpr, replace: Callable[[Any], Any]) -> Jaxpr:
+    """Replace all callbacks, and leave only the effects that there are then."""
+    keep = _kept if replace is _silent else frozenset
+    eqns = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive in _CALLBACKS:
+            eqns.append(replace(eqn))
+        else:
+            params = {
+                name: _replaced_in(value, replace) for name, value in eqn.params.items()
+            }
+            eqns.append(eqn.replace(params=params, effects=keep(eqn.effects)))
+    replaced: Jaxpr = jaxpr.replace(eqns=eqns, effects=keep(jaxpr.effects))  # type: ignore[no-untyped-call]  # JAX is typed in part
+    return replaced
+
+
+def _replaced_in(value: Any, replace: Callable[[Any], Any]) -> Any:
+    if isinstance(value, ClosedJaxpr):
+        return ClosedJaxpr(_replaced(value.jaxpr, replace), value.consts)
+    if isinstance(value, Jaxpr):
+        return _replaced(value, replace)
+    if isinstance(value, tuple):
+        return tuple([_replaced_in(each, replace) for each in value])
+    return value
+
+
+def _numbered(jaxpr: Jaxpr, wrap: Wrap) -> Jaxpr:
+    """Give a function a number as its first argument, which goes to its callbacks."""
+    number = Var(ShapedArray((), np.dtype(np.int32)))
+    eqns = [_numbered_eqn(eqn, number, wrap) for eqn in jaxpr.eqns]
+    info, names = jaxpr.debug_info, jaxpr.debug_info.arg_names
+    if names is not None:
+        info = info._replace(arg_names=("number", *names))
+    numbered: Jaxpr = jaxpr.replace(  # type: ignore[no-untyped-call]  # JAX is typed in part
+        invars=[number, *jaxpr.invars], eqns=eqns, debug_info=info
+    )
+    return numbered
+
+
+def _numbered_eqn(eqn: Any, number: Any, wrap: Wrap) -> Any:
+    if eqn.primitive in _CALLBACKS:
+        wrapped = _wrapped(eqn, wrap, is_numbered=True)
+        if wrapped is eqn:
+            return eqn
+        return wrapped.replace(invars=[number, *eqn.invars])
+    add = _ONE_ARGUMENT_MORE.get(eqn.primitive.name)
+    if add is None or not any(map(_has_callbacks, eqn.params.values())):
+        unnumbered = partial(_wrapped, wrap=wrap, is_numbered=False)
+        return eqn.replace(
+            params={k: _replaced_in(v, unnumbered) for k, v in eqn.params.items()}
+        )
+    inner = {
+        name: tuple(_closed(each, wrap) for each in value)
+        if isinstance(value, tuple)
+        else _closed(value, wrap)
+        for name, value in eqn.params.items()
+        if _has_callbacks(value)
+    }
+    first = 1 if eqn.primitive.name == "cond" else 0  # after which branch it is
+    return eqn.replace(
+        invars=[*eqn.invars[:first], number, *eqn.invars[first:]],
+        params={**eqn.params, **add(eqn.params), **inner},
+    )
+
+
+def _wrapped(eqn: Any, wrap: Wrap, *, is_numbered: bool) -> Any:
+    own = eqn.params.get("callback")
+    if own is None:  # of debug.print, which calls nothing of the user's
+        return eqn
+    avals = tuple(var.aval for var in eqn.outvars)
+    callback = wrap(own, avals, is_numbered)
+    return eqn.replace(params={**eqn.params, "callback": callback})
+
+
+def _closed(jaxpr: ClosedJaxpr, wrap: Wrap) -> ClosedJaxpr:
+    return ClosedJaxpr(_numbered(jaxpr.jaxpr, wrap), jaxpr.consts)
+
+
+def _has_callbacks(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return any(map(_has_callbacks, value))
+    return isinstance(value, ClosedJaxpr) and calls_host(value)
+
+
+_ONE_ARGUMENT_MORE: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "cond": lambda _: {},
+    "jit": lambda params: {
+        "in_shardings": (UNSPECIFIED, *params["in_shardings"]),
+        "in_layouts": (None, *params["in_layouts"]),
+        "donated_invars": (False, *params["donated_invars"]),
+    },
+    "scan": lambda params: {
+        "num_consts": params["num_consts"] + 1,
+        **({"linear": (False, *params["linear"])} if "linear" in params else {}),
+    },
+}
+"""What else changes of a primitive that takes one argument more, before all others."""
+
+
+def _kept(effects: Any) -> Any:
+    return frozenset(each for each in effects if not isinstance(each, _EFFECTS))
+
+
+def _primitives(jaxpr: Jaxpr) -> Iterator[Primitive]:
+    for eqn in jaxpr.eqns:
+        yield eqn.primitive
+    for inner in subjaxprs(jaxpr):
+        yield from _primitives(inner)
