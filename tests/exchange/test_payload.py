@@ -206,6 +206,9 @@ class Stubborn:
     def __radd__(self, other):
         raise ZeroDivisionError
 
+    def __repr__(self):  # the name of a test, which has to be the same in all processes
+        return "Stubborn()"
+
 
 @pytest.mark.parametrize(
     "before",
