@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 from tests.operators.test_distinct import in_epochs
 from timelyml import Cluster, Dataflow
 from timelyml.errors import ConfigError, GraphError, TapeError
-from timelyml.operators import tape
+from timelyml.runtime import tape
 from timelyml.runtime.recording import Recording
 from timelyml.testing.leftovers import eventually
 
 EPOCHS = [[1, 2, 3], [], [4], [5, 6, 7, 8]]
 
 
-def captured(place, epochs=EPOCHS, *, num_shards=3, to=None):
+def captured(place, epochs=EPOCHS, *, num_shards=3, to=None, **options):
     flow = Dataflow("captured", num_shards=num_shards)
     flow.source(in_epochs(epochs)).capture(to, name="tape")
-    return place.run(flow)
+    return place.run(flow, **options)
 
 
 def by_time(result, name="out"):
@@ -200,7 +200,8 @@ def test_code_on_a_tape_is_only_run_if_that_is_asked_for(cluster):
 
 
 def test_a_replay_keeps_to_the_epoch_credit(cluster):
-    recording = captured(cluster, [[n] for n in range(200)]).recording("tape")
+    numbers = [[n] for n in range(200)]
+    recording = captured(cluster, numbers, max_epochs_ahead=8).recording("tape")
     flow = Dataflow(num_shards=2)
     gate = flow.input("gate", num_shards=2)
     numbers = flow.replay(recording).probe("read")

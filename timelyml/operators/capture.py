@@ -17,7 +17,6 @@ from timelyml.errors import GraphError
 from timelyml.operators.addresses import Address, Place, addresses_of
 from timelyml.operators.edges import StreamLike, check_stream
 from timelyml.operators.operator_builder import add_operator
-from timelyml.operators.tape import PREAMBLE, Data, Label, Progress, pack, tape_codec
 from timelyml.operators.tape_writers import (
     FileWriter,
     MemoryWriter,
@@ -29,6 +28,7 @@ from timelyml.progress import Capability
 from timelyml.runtime.operator import WAIT, Delivery, Logic, Wait
 from timelyml.runtime.record import CAPTURE_TAG
 from timelyml.runtime.shard import Shard
+from timelyml.runtime.tape import PREAMBLE, Data, Label, Progress, pack, tape_codec
 
 FLUSH_AGAIN_S = 0.002
 

@@ -19,12 +19,12 @@ from timelyml.graph import GraphBuilder, Placement, StreamRef
 from timelyml.operators.addresses import Address, Place, addresses_of
 from timelyml.operators.asking import Asking
 from timelyml.operators.operator_builder import OperatorBuilder
-from timelyml.operators.tape import Data, Event, Label, Progress, tape_codec
 from timelyml.operators.tape_readers import BytesTape, FileTape, Listener, Tape
 from timelyml.progress import Capability
 from timelyml.runtime.operator import Logic
 from timelyml.runtime.recording import TAPE_SUFFIX, Recording
 from timelyml.runtime.shard import Shard
+from timelyml.runtime.tape import Data, Event, Label, Progress, tape_codec
 
 PLAYED = "played"
 """Name of the state: by tape, how many of its events were played."""

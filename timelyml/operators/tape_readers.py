@@ -13,7 +13,7 @@ from typing import IO, Any, Protocol
 from timelyml.errors import TapeError
 from timelyml.exchange import Codec
 from timelyml.operators.addresses import Address
-from timelyml.operators.tape import Event, Label, Unpacker
+from timelyml.runtime.tape import Event, Label, Unpacker
 
 BYTES_PER_READ = 1 << 20
 CLOSED = -1  # the descriptor of a socket that is

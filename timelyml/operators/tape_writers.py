@@ -10,8 +10,8 @@ from typing import IO, Any, Protocol
 
 from timelyml.errors import TapeError
 from timelyml.operators.addresses import IN_PROGRESS, NOT_THERE_YET, Address
-from timelyml.operators.tape import Frames
 from timelyml.runtime.recording import tape_path
+from timelyml.runtime.tape import Frames
 
 CONNECT_TIMEOUT_S = 10.0
 WAITING_BYTES = 1 << 20

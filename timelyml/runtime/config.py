@@ -7,6 +7,7 @@ the same ones.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from timelyml.graph import (
@@ -46,6 +47,8 @@ class RunConfig:
         placement: Which worker holds which shard, where an operator says nothing.
         timeout_s: Seconds after which the run fails, with an explanation; they count
             from the call that starts it, whatever it has to wait for.
+        event_log: Directory in which each worker writes what it does, as a tape of
+            `timelyml.runtime.events` for `flow.replay`; default: nothing is noted.
     """
 
     progress_mode: ProgressMode = "broadcast"
@@ -55,6 +58,7 @@ class RunConfig:
     state_limit_bytes: int | None = None
     placement: Placement = field(default_factory=RoundRobin)
     timeout_s: float | None = None
+    event_log: str | Path | None = None
 
     def __post_init__(self) -> None:
         check_choice("progress_mode", self.progress_mode, PROGRESS_MODES)
@@ -64,6 +68,8 @@ class RunConfig:
             check_count("state_limit_bytes", self.state_limit_bytes)
         if self.timeout_s is not None:
             check_seconds("timeout_s", self.timeout_s)
+        if self.event_log is not None and not isinstance(self.event_log, (str, Path)):
+            raise refusal("event_log", self.event_log, "a directory")
         if not is_placement(self.placement):
             raise refusal("placement", self.placement, PLACEMENT_RULE)
 

@@ -13,16 +13,17 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from timelyml.errors import InvariantError, PayloadError
-from timelyml.exchange import CONTROLLER, Codec, Lane, SpillingQueue, Transport
-from timelyml.graph import Graph
+from timelyml.errors import PayloadError
+from timelyml.exchange import CONTROLLER, Codec, Lane, SpillingQueue
+from timelyml.graph import ChannelSpec, Graph
 from timelyml.progress import CapabilityTable, ProgressBatch, Timestamp, Tracker
 from timelyml.runtime.agenda import in_graph_order
 from timelyml.runtime.build import build_instances, initial_counts
 from timelyml.runtime.channels import Arrival, Outbox, OutChannel
 from timelyml.runtime.config import INPUT_KIND, RunConfig
 from timelyml.runtime.epochs import EpochGate
-from timelyml.runtime.instance import OperatorInstance
+from timelyml.runtime.event_log import EventLog, Sender
+from timelyml.runtime.instance import OperatorInstance, misdirected
 from timelyml.runtime.messages import (
     CreditMessage,
     DataMessage,
@@ -57,7 +58,7 @@ class Dataflow:
         generation: int,
         worker_index: int,
         num_workers: int,
-        transport: Transport,
+        transport: Sender,
         codec: Codec,
         clock: Callable[[], float],
         spill_directory: Path,
@@ -68,6 +69,7 @@ class Dataflow:
         self.worker_index = worker_index
         self.num_workers = num_workers
         self.has_failed = False
+        self.log: EventLog | None = None
         self.running: OperatorInstance | None = None
         self.state = StateStore()
         limit_bytes = config.state_limit_bytes
@@ -108,15 +110,14 @@ class Dataflow:
         ]
         self._gate = EpochGate(graph, self.tracker, config.max_epochs_ahead)
         self.spills = {
-            channel.index: self._make_spill(
-                channel.target.operator, codec, spill_directory
-            )
+            channel.index: self._make_spill(channel, codec, spill_directory)
             for channel in graph.channels
             if channel.is_cyclic
         }
 
-    def _make_spill(self, operator: int, codec: Codec, where: Path) -> SpillingQueue:
-        instance, budget = self.instances[operator], self.config.loop_budget_bytes
+    def _make_spill(self, of: ChannelSpec, codec: Codec, where: Path) -> SpillingQueue:
+        instance = self.instances[of.target.operator]
+        budget = self.config.loop_budget_bytes
         queue = SpillingQueue(budget, where, codec, f"operator {instance.name!r}")
         instance.spilled.append(queue)
         return queue
@@ -161,9 +162,8 @@ class Dataflow:
         if self._active:
             self._run_active()
         self.table.settle()
-        is_told = self.progress.tell_itself()
-        has_news = self._has_consumed or self.outbox.has_frames
-        if is_told and has_news and self.num_workers > 1:
+        is_told = self.progress.tell_itself() and self.num_workers > 1
+        if is_told and (self._has_consumed or self.outbox.has_frames):
             # Others wait for this; what only this worker waits for comes after.
             self._flush()
 
@@ -235,6 +235,8 @@ class Dataflow:
         close_outside(self.instances)
         for spill in self.spills.values():
             spill.close()
+        if self.log is not None:
+            self.log.close()
 
     def disown(self, fork: Any) -> None:
         """Let `fork` take the place of what tells the time and sends."""
@@ -296,9 +298,8 @@ class Dataflow:
 
     def emit(self, operator: int, shard: int, tag: str, body: Any) -> None:
         """Send something to the driver, ahead of the progress that allows it."""
-        self._transport.send(
-            CONTROLLER, Emitted(self.generation, operator, shard, tag, body)
-        )
+        message = Emitted(self.generation, operator, shard, tag, body)
+        self._transport.send(CONTROLLER, message)
 
     def state_cell(
         self, operator: int, shard: int, name: str, operator_name: str
@@ -316,9 +317,7 @@ class Dataflow:
             self.activate(operator, shard, 0.0)
 
     def _run_timers(self) -> None:
-        for operator, shard in self._wakes.take():
-            self.activate(operator, shard, 0.0)
-        for operator, shard in self._timers.take_due():
+        for operator, shard in (*self._wakes.take(), *self._timers.take_due()):
             self.activate(operator, shard, 0.0)
 
     def _run_active(self) -> None:
@@ -331,7 +330,10 @@ class Dataflow:
             self._turn_end = began + TURN_S
             if instance.run():
                 self._active.add(index)
-            instance.metrics["busy_s"] += clock() - began
+            stopped = clock()
+            instance.metrics["busy_s"] += stopped - began
+            if self.log is not None:
+                self.log.had_turn(index, began, stopped)
             instance.metrics["activations"] += 1
             if self._state_limit:
                 self._state_limit.look(instance.index, instance.name, instance.metrics)
@@ -385,12 +387,9 @@ class Dataflow:
         target = self._targets[channel]
         instance = self.instances[target.operator]
         if part.target_shard >= 0 and part.target_shard not in instance.shards:
-            msg = (
-                f"operator {instance.name!r} got rows for a shard of another worker; "
-                f"got shard {part.target_shard} on worker {self.worker_index}; expected "
-                f"one of {list(instance.shards)}; report it, as this is a bug"
-            )
-            raise InvariantError(msg, operator=instance.name, shard=part.target_shard)
+            raise misdirected(instance, part.target_shard)
+        if self.log is not None:
+            self.log.delivered(channel, peer, part)
         arrival = Arrival(channel, target.port, peer, time, part)
         spill = self.spills.get(channel)
         if spill is None:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from timelyml.errors import InvariantError
 from timelyml.graph import OperatorSpec
 from timelyml.progress import (
     Capability,
@@ -356,3 +357,13 @@ def _wrong_step(operator: str, how: str, value: object) -> TypeError:
         f"a callback of operator {operator!r} {how} something that is no step; got "
         f"{value!r:.200}; expected None; send results with shard.output().send"
     )
+
+
+def misdirected(instance: OperatorInstance, shard: int) -> InvariantError:
+    """Return what to raise when rows come for a shard that is elsewhere."""
+    msg = (
+        f"operator {instance.name!r} got rows for a shard of another worker; "
+        f"got shard {shard} on worker {instance.worker_index}; expected "
+        f"one of {list(instance.shards)}; report it, as this is a bug"
+    )
+    return InvariantError(msg, operator=instance.name, shard=shard)

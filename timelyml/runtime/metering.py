@@ -57,7 +57,7 @@ def metrics_of(flow: Metered) -> dict[str, Any]:
             for instance in flow.instances
         },
         "channels": {
-            _channel_name(flow.graph, channel.spec): asdict(channel.metrics)
+            channel_name(flow.graph, channel.spec): asdict(channel.metrics)
             for channel in flow.channels
         },
         "progress": {name: getattr(flow.progress, f"num_{name}") for name in PROGRESS},
@@ -75,7 +75,7 @@ def metrics_before(graph: Graph) -> dict[str, Any]:
             for spec in graph.operators
         },
         "channels": {
-            _channel_name(graph, spec): asdict(ChannelMetrics())
+            channel_name(graph, spec): asdict(ChannelMetrics())
             for spec in graph.channels
         },
         "progress": dict.fromkeys(PROGRESS, 0),
@@ -93,7 +93,8 @@ def holdings_of(flow: Metered) -> list[Holding]:
     ]
 
 
-def _channel_name(graph: Graph, spec: ChannelSpec) -> str:
+def channel_name(graph: Graph, spec: ChannelSpec) -> str:
+    """Return a channel as it is called in figures: `producer -> consumer`."""
     source = graph.operators[spec.source.operator].name
     target = graph.operators[spec.target.operator].name
     return (

@@ -21,8 +21,11 @@ from timelyml.exchange import (
     Transport,
     Unreadable,
 )
+from timelyml.graph import Graph
 from timelyml.progress import ProgressBatch
+from timelyml.runtime.config import RunConfig
 from timelyml.runtime.dataflow import Dataflow
+from timelyml.runtime.event_log import EventLog
 from timelyml.runtime.failure import (
     operator_failure,
     own_failure,
@@ -115,7 +118,10 @@ class Worker:
         for dataflow in list(self._started):
             if self.is_stopped:
                 return True
-            worked = self._guarded(dataflow, dataflow.step) or worked
+            has_worked = self._guarded(dataflow, dataflow.step)
+            worked = has_worked or worked
+            if dataflow.log is not None:
+                self._guarded(dataflow, dataflow.log.turned, has_worked)
             if dataflow.generation in self._finishing and dataflow.is_done():
                 self._forget(dataflow.generation)
         return worked
@@ -166,11 +172,15 @@ class Worker:
     def _on_data(self, peer: int, message: DataMessage) -> None:
         dataflow = self._run_of(message.generation)
         if dataflow is not None:
+            if dataflow.log is not None:
+                self._guarded(dataflow, dataflow.log.heard, peer, message.progress)
             self._guarded(dataflow, dataflow.receive_data, peer, message)
 
-    def _on_progress(self, _: int, batch: ProgressBatch) -> None:
+    def _on_progress(self, peer: int, batch: ProgressBatch) -> None:
         dataflow = self._run_of(batch.generation)
         if dataflow is not None:
+            if dataflow.log is not None:
+                self._guarded(dataflow, dataflow.log.heard, peer, batch)
             self._guarded(dataflow, dataflow.progress.accept, batch)
 
     def _on_credit(self, peer: int, message: CreditMessage) -> None:
@@ -190,13 +200,14 @@ class Worker:
         try:
             shipped = unship(message.shipped)
             graph = shipped.graph.resolve(message.num_workers)
+            log = self._log_of(graph, shipped.config, message.num_workers)
             dataflow = Dataflow(
                 graph,
                 shipped.config,
                 generation=generation,
                 worker_index=self.index,
                 num_workers=message.num_workers,
-                transport=self._transport,
+                transport=self._transport if log is None else log.sender,
                 codec=self._codec,
                 clock=self._clock,
                 spill_directory=self._spill_directory,
@@ -206,14 +217,32 @@ class Worker:
                 raise
             self._report(generation, error)  # a shipped value may raise anything
             return
+        dataflow.log = log
         self._dataflows[generation] = dataflow
         ready = Ready(generation, self.index, graph.fingerprint(), graph.describe())
         self._tell(ready)
+
+    def _log_of(
+        self, graph: Graph, config: RunConfig, num_workers: int
+    ) -> EventLog | None:
+        if config.event_log is None:
+            return None
+        return EventLog(
+            Path(config.event_log),
+            graph,
+            worker_index=self.index,
+            num_workers=num_workers,
+            transport=self._transport,
+            clock=self._clock,
+        )
 
     def _on_start(self, _: int, message: Start) -> None:
         dataflow = self._run_of(message.generation)
         if dataflow is not None:
             self._started.append(dataflow)
+            if dataflow.log is not None:
+                here = [len(instance.shards) for instance in dataflow.instances]
+                self._guarded(dataflow, dataflow.log.begin, dataflow.graph, here)
             self._guarded(dataflow, dataflow.start)
 
     def _on_operator_message(self, _: int, message: OperatorMessage) -> None:

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 from timelyml.errors import TapeError, WireError
 from timelyml.exchange import Codec
+from timelyml.runtime.events import EVENT_TYPES
 from timelyml.runtime.shipping import dumps
 
 MAGIC = b"timelyml tape\n"
@@ -69,7 +70,8 @@ def tape_codec(*, allow_pickle: bool) -> Codec:
         allow_pickle: Whether records that only pickle can express may be read: reading
             them runs code.
     """
-    return Codec([Label, Data, Progress], allow_pickle=allow_pickle, dumps=dumps)
+    types = [Label, Data, Progress, *EVENT_TYPES]
+    return Codec(types, allow_pickle=allow_pickle, dumps=dumps)
 
 
 def pack(codec: Codec, event: Event) -> Frames:
