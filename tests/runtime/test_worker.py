@@ -272,7 +272,7 @@ def test_what_arrives_before_the_start_is_kept():
             starts = [each for each in arrived if isinstance(each.message, Start)]
             held_back.extend(starts)
             arrived = [each for each in arrived if each not in starts]
-        elif held_back and any(
+        elif not early and any(
             isinstance(each.message, DataMessage) for each in arrived
         ):
             early.append(True)
