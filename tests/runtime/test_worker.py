@@ -272,8 +272,10 @@ def test_what_arrives_before_the_start_is_kept():
             starts = [each for each in arrived if isinstance(each.message, Start)]
             held_back.extend(starts)
             arrived = [each for each in arrived if each not in starts]
-        elif not early and any(
-            isinstance(each.message, DataMessage) for each in arrived
+        elif (
+            held_back
+            and not early
+            and any(isinstance(each.message, DataMessage) for each in arrived)
         ):
             early.append(True)
             late.put(held_back[0], Lane.CONTROL)
