@@ -6,7 +6,9 @@ with other workers, begins with them. Together they give what one run gives.
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -21,7 +23,7 @@ from tests.runtime.moved import (
     records,
     share_the_work,
 )
-from timelyml import Dataflow, Session, Tumbling
+from timelyml import Dataflow, Session, Tumbling, ml
 from timelyml.errors import CapabilityError, PayloadError
 from timelyml.graph import Exchange
 from timelyml.ml import compute
@@ -147,7 +149,16 @@ def columns_flow():
         pact=Exchange(route=lambda rows, n: rows["key"] % n),
     )
     flow._stream(learned).map(float_of).collect("learned")
+    layer, tokens = ml.MoE(num_experts=4, d_ff=4), rows.map_batch(tokens_of)
+    mixed = tokens.moe(
+        layer, layer.init(jax.random.key(0), np.ones((2, 2), np.float32))
+    )
+    mixed.map(str).collect("mixed")
     return flow
+
+
+def tokens_of(block):
+    return np.stack([block["value"], block["key"].astype(np.float32)], axis=1)
 
 
 def float_of(row):

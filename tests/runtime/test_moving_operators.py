@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -27,7 +28,7 @@ from tests.runtime.moved import (
     share_the_work,
 )
 from tests.test_operators_page import OF_FLOWS_THEMSELVES, public
-from timelyml import Dataflow, Logic, Session, Stream
+from timelyml import Dataflow, Logic, Session, Stream, ml
 from timelyml.errors import SchemaError, TapeError
 from timelyml.runtime.effects import DriverMessage
 from timelyml.runtime.record import CAPTURE_TAG
@@ -335,6 +336,11 @@ class Place(Lines):
         return 0
 
 
+def mixture(flow, s):
+    layer = ml.MoE(num_experts=2, d_ff=2)
+    s.moe(layer, layer.init(jax.random.key(0), np.ones((1, 2), np.float32)))
+
+
 def join_loop(flow, s):
     end = flow.feedback(None, by=1, num_shards=2)
     end.connect(end.stream.filter(nothing))
@@ -368,6 +374,7 @@ STATE_OF = {
     "join": lambda flow, s: s.join(s),
     "state_machine": lambda flow, s: s.state_machine(nothing),
     "compute": lambda flow, s: s.compute(nothing),
+    "moe": mixture,
     "enter": lambda flow, s: s.enter(flow.scope()).map(nothing),
     "leave": lambda flow, s: s.enter(flow.scope()).leave().map(nothing),
     "iterate": lambda flow, s: s.iterate(lambda r: r.filter(nothing), max_iterations=2),
