@@ -139,6 +139,12 @@ def test_only_functions_can_be_compiled(slice_, bad):
         jit(function, slice=slice_)
 
 
+@pytest.mark.parametrize("wrong", [None, "a", {"data": 2}])
+def test_what_is_no_slice_is_refused_at_once(wrong):
+    with pytest.raises(ConfigError, match="no slice to run on"):
+        jit(jnp.sin, slice=wrong)
+
+
 def test_a_compiled_function_looks_like_its_own(slice_):
     @jit(slice=slice_)
     def documented(x):

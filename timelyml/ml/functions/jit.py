@@ -284,8 +284,15 @@ def jit(
         donate_argnames: The same by name.
 
     Raises:
-        ConfigError: `function` cannot be called, or an option is malformed.
+        ConfigError: `function` cannot be called, `slice` is none, or an option is
+            malformed.
     """
+    if not isinstance(getattr(slice, "mesh", None), jax.sharding.AbstractMesh):
+        raise ConfigError(
+            f"jit: no slice to run on; got {slice!r}; expected one that a client gave; "
+            f"write slice=client.slice(...)",
+            option="slice",
+        )
     options = as_options(
         in_shardings=in_shardings,
         out_shardings=out_shardings,
