@@ -47,10 +47,10 @@ def processes():
         yield cluster
 
 
-def mixtral(name):
+def mixtral(name, **options):
     golden = load(name)
     router = Router(TokenChoice(golden["topk_idx"].shape[1]))
-    return golden, router, gated_params, {}
+    return golden, router, gated_params, options
 
 
 def qwen2(kind):
@@ -87,6 +87,7 @@ def switch(name):
 
 CASES = {
     "mixtral_top2_E8": functools.partial(mixtral, "mixtral_top2_E8"),
+    "mixtral_top2_E8_keeps": functools.partial(mixtral, "mixtral_top2_E8", keeps=True),
     "mixtral_top1_E4": functools.partial(mixtral, "mixtral_top1_E4"),
     "mixtral_topE_E4": functools.partial(mixtral, "mixtral_topE_E4"),
     "qwen2_norm": functools.partial(qwen2, "norm"),

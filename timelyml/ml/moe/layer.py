@@ -63,6 +63,8 @@ class MoE:
         gaussian: See `Noise`.
         seed: Of noise.
         smallest: Rows of the smallest bucket.
+        keeps: Experts keep what the way back needs, instead of computing forward
+            again; it takes the memory of what is inside them.
     """
 
     expert_fn: ExpertFn = expert_forward
@@ -77,6 +79,7 @@ class MoE:
     gaussian: float = 0.0
     seed: int = 0
     smallest: int = 16
+    keeps: bool = False
 
     def __post_init__(self) -> None:
         shards = self.spread
@@ -213,6 +216,7 @@ class MoE:
             index=sent.tag,
             name="experts",
             smallest=self.smallest,
+            keeps=self.keeps,
         )
         return sharded.give_back(given, sent)
 

@@ -59,6 +59,14 @@ class Function(Protocol):
         ...
 
 
+class Outputs(Protocol):
+    """Gives outputs from leaves; equal for equal functions, so compiled once."""
+
+    def outputs(self, leaves: Leaves, decision: Leaves = ()) -> list[Any]:
+        """Compute; replay the leaves of a decision, if there are any."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Body:
     """A JAX function on leaves; equal for equal functions, so compiled once."""
@@ -156,16 +164,16 @@ class JaxFunction:
         """See `Function`."""
         body, wanted, live, losses = self.body, *needs
         start = (
-            functools.partial(_start, body, wanted, live)
+            functools.partial(compute_keeping, body, wanted, live)
             if self.keeps and any(live)
-            else functools.partial(_forward, body)
+            else functools.partial(compute, body)
         )
         return PreparedJax(
             self,
             needs,
             compiled(start),
-            compiled(functools.partial(_pull, body, wanted, live)),
-            compiled(_finish),
+            compiled(functools.partial(pull_again, body, wanted, live)),
+            compiled(pull_kept),
             compiled(functools.partial(_turn, body, wanted, losses)),
         )
 
@@ -253,17 +261,19 @@ def _some(leaves: Leaves, flags: tuple[bool, ...]) -> list[Any]:
     return [leaf for leaf, flag in zip(leaves, flags, strict=True) if flag]
 
 
-def _forward(body: Body, leaves: Leaves) -> tuple[Any, ...]:
+def compute(body: Outputs, leaves: Leaves) -> tuple[Any, ...]:
+    """Compute forward."""
     return tuple(body.outputs(leaves))
 
 
-def _pull(
-    body: Body,
+def pull_again(
+    body: Outputs,
     wanted: tuple[bool, ...],
     live: tuple[bool, ...],
     leaves: Leaves,
     back: tuple[Leaves, Leaves],
 ) -> Any:
+    """Compute forward again, by the decision that was kept, and back."""
     decision, cotangents = back
 
     def of(*some: Any) -> list[Any]:
@@ -273,9 +283,11 @@ def _pull(
     return pull(list(cotangents))
 
 
-def _start(
-    body: Body, wanted: tuple[bool, ...], live: tuple[bool, ...], leaves: Leaves
+def compute_keeping(
+    body: Outputs, wanted: tuple[bool, ...], live: tuple[bool, ...], leaves: Leaves
 ) -> tuple[tuple[Any, ...], Residual]:
+    """Compute forward, and keep what the way back needs."""
+
     def of(*some: Any) -> tuple[list[Any], list[Any]]:
         outputs = body.outputs(_merged(leaves, wanted, some))
         return _some(outputs, live), outputs
@@ -284,12 +296,13 @@ def _start(
     return tuple(outputs), Residual.of(back, leaves)
 
 
-def _finish(kept: Residual, leaves: Leaves, cotangents: Leaves) -> Any:
+def pull_kept(kept: Residual, leaves: Leaves, cotangents: Leaves) -> Any:
+    """Compute back from what was kept."""
     return kept.pull(leaves)(list(cotangents))
 
 
 def _turn(
-    body: Body, wanted: tuple[bool, ...], losses: tuple[bool, ...], leaves: Leaves
+    body: Outputs, wanted: tuple[bool, ...], losses: tuple[bool, ...], leaves: Leaves
 ) -> Any:
     def of(*some: Any) -> tuple[list[Any], list[Any]]:
         outputs = body.outputs(_merged(leaves, wanted, some))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,15 @@ import numpy as np
 
 from timelyml.ml.buckets import bucket_size, cut_rows, pad_rows
 from timelyml.ml.compiled import Compiled, compiled
-from timelyml.ml.sharded.functions import Leaves, Needs, Prepared
+from timelyml.ml.sharded.functions import (
+    Leaves,
+    Needs,
+    Prepared,
+    compute,
+    compute_keeping,
+    pull_again,
+    pull_kept,
+)
 from timelyml.ml.sharded.structure import Structure
 
 
@@ -32,6 +40,7 @@ class GroupedFunction:
         rows: Structure of what it takes then.
         smallest: Smallest bucket.
         is_ranked: Whether the last leaf is the group of each row.
+        keeps: Keep residuals; else the forward pass is computed again.
     """
 
     function: Any
@@ -40,6 +49,7 @@ class GroupedFunction:
     rows: Structure
     smallest: int
     is_ranked: bool
+    keeps: bool = False
 
     @property
     def num_parameters(self) -> int:
@@ -53,15 +63,23 @@ class GroupedFunction:
 
     def prepared(self, needs: Needs) -> Prepared:
         """See `Function`."""
+        wanted = needs.wanted[: self.num_parameters + self.num_columns]
+        start = (
+            functools.partial(compute_keeping, self, wanted, needs.live)
+            if self.keeps and any(needs.live)
+            else functools.partial(compute, self)
+        )
         return PreparedGroups(
             self,
             needs,
-            compiled(functools.partial(_forward, self)),
-            compiled(functools.partial(_pull, self, needs.live)),
+            compiled(start),
+            compiled(functools.partial(pull_again, self, wanted, needs.live)),
+            compiled(pull_kept),
         )
 
-    def outputs(self, leaves: Leaves) -> list[Any]:
-        """Call the function on the leaves of one group."""
+    def outputs(self, leaves: Leaves, decision: Leaves = ()) -> list[Any]:
+        """Call the function on the leaves of one group; it decides nothing."""
+        del decision
         count = self.num_parameters
         parameters = self.parameters.unflatten(leaves[:count])
         rows = self.rows.unflatten(leaves[count:])
@@ -70,42 +88,47 @@ class GroupedFunction:
 
 @dataclass(frozen=True, slots=True)
 class PreparedGroups:
-    """See `GroupedFunction`; computes forward again on the way back."""
+    """See `GroupedFunction`; each group is computed by itself."""
 
     function: GroupedFunction
     needs: Needs
-    one: Compiled
+    start: Compiled
     pull: Compiled
+    finish: Compiled
 
     def forward(self, leaves: Leaves) -> tuple[list[Any], Any]:
-        """Give rows in the order in which they came."""
+        """Give rows in the order in which they came, and a residual for each group."""
         groups = self._groups(leaves)
-        results = [self._result(leaves, each) for each in groups]
-        if len(results) == 1 and groups[0].is_all:
-            return results[0], None
-        return self._scattered(groups, results, len(leaves[-1])), None
+        keeps = self.function.keeps and any(self.needs.live)
+        results, kept = [], []
+        for group in groups:
+            outputs = self.start(tuple(self._inputs(leaves, group)))
+            if keeps:
+                outputs, residual = outputs
+                kept.append(residual)
+            results.append(outputs)
+        count = len(leaves[-1])
+        return [
+            _scattered((count, *parts[0].shape[1:]), parts[0].dtype, groups, parts)
+            for parts in zip(*results, strict=True)
+        ], kept
 
     def backward(self, leaves: Leaves, kept: Any, cotangents: Leaves) -> list[Any]:
         """Give gradients of all groups, and those of the rows."""
-        del kept
-        split, groups = self.function.num_parameters, self._groups(leaves)
-        gradients = [np.zeros(np.shape(leaf), leaf.dtype) for leaf in leaves[:split]]
-        by_row: list[list[Any]] = []
-        for group in groups:
-            found = self._pulled(leaves, group, cotangents)
-            for total, part in zip(gradients, found[:split], strict=True):
-                total[group.index] = part
-            by_row.append([np.asarray(part) for part in found[split:]])
-        if len(groups) == 1 and groups[0].is_all:
-            rows = [cut_rows(part, len(groups[0].rows)) for part in by_row[0]]
-        else:
-            rows = self._scattered(groups, by_row, len(leaves[-1]))
-        found_all = [*gradients, *rows]
-        found_all += [None] * (len(leaves) - len(found_all))
-        return [
-            gradient if wanted else None
-            for gradient, wanted in zip(found_all, self.needs.wanted, strict=True)
+        groups, split = self._groups(leaves), self.function.num_parameters
+        residuals = kept or [None] * len(groups)
+        found = [
+            self._pulled(leaves, group, residual, cotangents)
+            for group, residual in zip(groups, residuals, strict=True)
         ]
+        spread: list[Any] = [None] * len(leaves)
+        places = [place for place, ok in enumerate(self.needs.wanted) if ok]
+        for number, place in enumerate(places):
+            parts = [each[number] for each in found]
+            join = _stacked if place < split else _scattered
+            leaf = leaves[place]
+            spread[place] = join(np.shape(leaf), leaf.dtype, groups, parts)
+        return spread
 
     def _groups(self, leaves: Leaves) -> list[_Group]:
         function = self.function
@@ -123,31 +146,20 @@ class PreparedGroups:
             *(pad_rows(group.of(column), size) for column in columns),
         ]
 
-    def _result(self, leaves: Leaves, group: _Group) -> list[Any]:
-        outputs = self.one(tuple(self._inputs(leaves, group)))
-        return [cut_rows(out, len(group.rows)) for out in outputs]
-
-    def _pulled(self, leaves: Leaves, group: _Group, cotangents: Leaves) -> list[Any]:
+    def _pulled(
+        self, leaves: Leaves, group: _Group, residual: Any, cotangents: Leaves
+    ) -> Any:
+        """Give a group's gradients of the leaves that they are wanted of."""
         size = bucket_size(len(group.rows), smallest=self.function.smallest)
         live = tuple(
             pad_rows(group.of(each), size)
             for each, ok in zip(cotangents, self.needs.live, strict=True)
             if ok
         )
-        return list(self.pull(tuple(self._inputs(leaves, group)), live))
-
-    @staticmethod
-    def _scattered(
-        groups: list[_Group], results: list[list[Any]], count: int
-    ) -> list[Any]:
-        """Put the rows of groups where they stood."""
-        scattered = []
-        for parts in zip(*results, strict=True):
-            whole = np.empty((count, *parts[0].shape[1:]), parts[0].dtype)
-            for group, part in zip(groups, parts, strict=True):
-                whole[group.rows] = part[: len(group.rows)]
-            scattered.append(whole)
-        return scattered
+        inputs = tuple(self._inputs(leaves, group))
+        if residual is not None:
+            return self.finish(residual, inputs, live)
+        return self.pull(inputs, ((), live))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,19 +184,25 @@ def _sorted_groups(ranks: Any) -> Iterator[_Group]:
         yield _Group(index, order[stop - int(counts[index]) : stop])
 
 
-def _forward(function: GroupedFunction, leaves: Leaves) -> tuple[Any, ...]:
-    return tuple(function.outputs(leaves))
-
-
-def _pull(
-    function: GroupedFunction,
-    live: tuple[bool, ...],
-    leaves: Leaves,
-    cotangents: Leaves,
+def _stacked(
+    shape: tuple[int, ...], dtype: Any, groups: Sequence[_Group], parts: Sequence[Any]
 ) -> Any:
-    def of(*some: Any) -> list[Any]:
-        outputs = function.outputs(some)
-        return [out for out, ok in zip(outputs, live, strict=True) if ok]
+    """Put the gradients of groups one above the other, zeros for those without rows."""
+    if shape[0] == len(parts) == 1:
+        return np.asarray(parts[0])[None]  # experts are large: no copy
+    whole = np.zeros(shape, dtype)
+    for group, part in zip(groups, parts, strict=True):
+        whole[group.index] = part
+    return whole
 
-    _, back = jax.vjp(of, *leaves)
-    return back(list(cotangents))
+
+def _scattered(
+    shape: tuple[int, ...], dtype: Any, groups: Sequence[_Group], parts: Sequence[Any]
+) -> Any:
+    """Put the rows of groups where they stood, without their padding."""
+    if len(groups) == 1 and groups[0].is_all:
+        return cut_rows(parts[0], shape[0])
+    whole = np.empty(shape, dtype)
+    for group, part in zip(groups, parts, strict=True):
+        whole[group.rows] = cut_rows(part, len(group.rows))
+    return whole

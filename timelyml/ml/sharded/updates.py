@@ -154,10 +154,17 @@ class Give:
     def __call__(self, firing: Firing) -> None:
         """Send each parameter's gradient; of shared ones, only one shard does."""
         params = firing.state["params"]
+        trained = self.contributing.trained
         contributions = self.contributing.collect(firing)
-        sums = dict(
-            zip(self.contributing.trained, self.add(contributions), strict=True)
-        )
+        alone = [len(parts) == 1 == len(parts[0]) for parts in contributions]
+        several = zip(contributions, alone, strict=True)
+        added = self.add(tuple(() if one else parts for parts, one in several))
+        sums = {  # experts are large: nothing is copied where there is nothing to add
+            place: parts[0][0] if one else total
+            for place, parts, one, total in zip(
+                trained, contributions, alone, added, strict=True
+            )
+        }
         for place, output, is_part in self.outputs:
             gradient = sums[place]
             if gradient is None:

@@ -103,6 +103,7 @@ def by_group(
     index: Column | None = None,
     name: str | None = None,
     smallest: int = SMALLEST,
+    keeps: bool = False,
 ) -> Any:
     """Call a row-wise function with other parameters for each group of rows.
 
@@ -118,6 +119,7 @@ def by_group(
             left out where every shard has one group.
         name: Of the operator.
         smallest: Rows of the smallest bucket.
+        keeps: Keep what the way back needs, instead of computing forward again.
     """
     name = name or _name_of(function)
     home = columns_in(f"call of {name!r}", rows)[0].home
@@ -135,7 +137,7 @@ def by_group(
     shapes = Structure(held_structure), Structure(structure)
     body = Body.of(function, shapes[1])
     grouped = GroupedFunction(
-        body.function, body.bound, *shapes, smallest, index is not None
+        body.function, body.bound, *shapes, smallest, index is not None, keeps
     )
     one = [Aval(part.shape[1:], part.dtype).struct() for part in parts]
     structs = [*one, *(column.aval.struct() for column in columns)]
