@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as runner
+from benchmarks import moe_layer
 from benchmarks.pulse import pulse_graph
 from benchmarks.report import Report
 from benchmarks.simulated import simulate
@@ -166,6 +168,27 @@ def test_dispatch_reports_calls_and_programs_beside_plain_jax(capsys):
     assert figures["jax_2_devices_per_s.ratio_to_jax"] == 1
     for what in ("op_by_op", "chained", "chained_fuse", "fused"):
         assert figures[f"{what}_2_devices_per_s"] > 0
+
+
+def test_a_moe_layer_is_measured_beside_what_bounds_it(capsys):
+    figures = figures_of(capsys, "moe_layer", "--small", "--rounds", "1")
+
+    for kind in ("plain", "bare", "dense", "layer_1_worker", "layer_2_workers"):
+        for experts in (2, 4):
+            assert figures[f"{kind}_{experts}_experts_ms"] > 0
+    assert figures["layer_2_workers_growth_2_to_4"] > 0
+    assert figures["layer_1_worker_4_experts_ms.ahead_of_dense"] > 0
+
+
+def test_a_layer_that_is_not_the_dense_one_is_not_measured():
+    size = moe_layer.Size(tokens=16, width=4, hidden=4, experts=(2,), workers=(1,))
+    with Cluster(1, mode="inline") as cluster:
+        layer = moe_layer.Layer.of(size, 2, [cluster])
+        other = moe_layer.dense_layer(layer.moe, *moe_layer.draw(size, 2, seed=1))
+        wrong = dataclasses.replace(layer, compiled={**layer.compiled, "dense": other})
+
+        with pytest.raises(ValueError, match="moe_layer: layer_1_worker is another"):
+            wrong.round(is_first=True)
 
 
 def test_pipelines_reports_both_kinds_of_dispatch(capsys):
