@@ -23,7 +23,7 @@ class Compiled:
     not be ready yet. An argument at a donated position must not be used again.
     """
 
-    __slots__ = ("_donate", "_jitted", "function")
+    __slots__ = ("_donate", "_jitted", "function", "sizes")
 
     def __init__(
         self, function: Callable[..., Any], donate: tuple[int, ...] = ()
@@ -31,6 +31,8 @@ class Compiled:
         self.function = function
         self._donate = donate
         self._jitted: Any = None
+        self.sizes: set[tuple[int, ...]] = set()
+        """Numbers of rows that `on_rows` was called for: each is compiled once."""
 
     @property
     def name(self) -> str:
@@ -43,6 +45,11 @@ class Compiled:
         if self._jitted is None:
             self._jitted = _jit(self.function, self._donate)
         return self._jitted(*arguments)
+
+    def on_rows(self, sizes: tuple[int, ...], *arguments: Any) -> Any:
+        """Run the function on padded rows, and note how many there are."""
+        self.sizes.add(sizes)
+        return self(*arguments)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel without the compiled form, which belongs to a process."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -130,13 +131,18 @@ class _Apply:
                 time=firing.time,
             )
         count = num_rows_of(columns[0])
+        function: Callable[..., Any] = self.function
         if self.pad:
-            columns = [pad_rows(c, bucket_size(num_rows_of(c))) for c in columns]
+            sizes = tuple(bucket_size(num_rows_of(c)) for c in columns)
+            columns = [pad_rows(c, s) for c, s in zip(columns, sizes, strict=True)]
+            function = partial(self.function.on_rows, sizes)
         if self.has_state:
             state = firing.shard.state
-            state["value"], result = self.function(state["value"], *columns)
+            state["value"], result = function(state["value"], *columns)
         else:
-            result = self.function(*columns)
+            result = function(*columns)
+        if self.pad:
+            firing.shard.report_peak("compiled_sizes", len(self.function.sizes))
         result = jax.tree.map(np.asarray, result)
         firing.send(0, cut_rows(result, count) if self.pad else result)
 

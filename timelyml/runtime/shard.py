@@ -16,6 +16,7 @@ from timelyml.errors import CapabilityError, RoutingError
 from timelyml.exchange import as_payload, seal
 from timelyml.progress import Capability, Frontier, Timestamp
 from timelyml.runtime.channels import OutChannel
+from timelyml.runtime.metrics import PEAK_SUFFIX
 from timelyml.runtime.state import DEFAULT_NAME
 
 
@@ -29,6 +30,7 @@ class Host(Protocol):
     notified_ports: tuple[int, ...]
     received: Any  # the payload of the delivery being processed
     now: Callable[[], float]  # the worker's clock
+    metrics: dict[str, float]  # figures of the operator on this worker
     may_send: Callable[[int, Timestamp], bool]  # whether anything justifies it
 
     def mint(self, output: int, time: Timestamp, site: str) -> Capability:
@@ -371,6 +373,14 @@ class Shard:
     def blame(self, time: Timestamp) -> None:
         """Let what is raised next be reported at `time`, where no callback is at it."""
         self._host.blame(self.index, time)
+
+    def report_peak(self, figure: str, value: float) -> None:
+        """Note a figure of the operator, of which the largest counts.
+
+        Metrics of the run have it as `<figure>_peak`, over all shards and workers.
+        """
+        metrics, name = self._host.metrics, figure + PEAK_SUFFIX
+        metrics[name] = max(value, metrics.get(name, value))
 
     def emit(self, tag: str, body: Any) -> None:
         """Send a message to the driver, e.g. a collected batch."""

@@ -96,13 +96,19 @@ class PreparedGroups:
     pull: Compiled
     finish: Compiled
 
+    @property
+    def num_sizes(self) -> int:
+        """For how many numbers of rows a worker has compiled the function."""
+        return len(self.start.sizes | self.pull.sizes | self.finish.sizes)
+
     def forward(self, leaves: Leaves) -> tuple[list[Any], Any]:
         """Give rows in the order in which they came, and a residual for each group."""
         groups = self._groups(leaves)
         keeps = self.function.keeps and any(self.needs.live)
         results, kept = [], []
         for group in groups:
-            outputs = self.start(tuple(self._inputs(leaves, group)))
+            inputs = tuple(self._inputs(leaves, group))
+            outputs = self.start.on_rows((self._size(group),), inputs)
             if keeps:
                 outputs, residual = outputs
                 kept.append(residual)
@@ -139,7 +145,7 @@ class PreparedGroups:
 
     def _inputs(self, leaves: Leaves, group: _Group) -> list[Any]:
         function, split = self.function, self.function.num_parameters
-        size = bucket_size(len(group.rows), smallest=function.smallest)
+        size = self._size(group)
         columns = leaves[split : split + function.num_columns]
         return [
             *(np.asarray(leaf)[group.index] for leaf in leaves[:split]),
@@ -150,7 +156,7 @@ class PreparedGroups:
         self, leaves: Leaves, group: _Group, residual: Any, cotangents: Leaves
     ) -> Any:
         """Give a group's gradients of the leaves that they are wanted of."""
-        size = bucket_size(len(group.rows), smallest=self.function.smallest)
+        size = self._size(group)
         live = tuple(
             pad_rows(group.of(each), size)
             for each, ok in zip(cotangents, self.needs.live, strict=True)
@@ -158,8 +164,11 @@ class PreparedGroups:
         )
         inputs = tuple(self._inputs(leaves, group))
         if residual is not None:
-            return self.finish(residual, inputs, live)
-        return self.pull(inputs, ((), live))
+            return self.finish.on_rows((size,), residual, inputs, live)
+        return self.pull.on_rows((size,), inputs, ((), live))
+
+    def _size(self, group: _Group) -> int:
+        return bucket_size(len(group.rows), smallest=self.function.smallest)
 
 
 @dataclass(frozen=True, slots=True)

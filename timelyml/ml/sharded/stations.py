@@ -15,6 +15,7 @@ import numpy as np
 from timelyml.exchange.payload import leaves_of
 from timelyml.ml.firing import Blocks, Firing
 from timelyml.ml.sharded.functions import Needs, Prepared, PreparedJax
+from timelyml.ml.sharded.groups import PreparedGroups
 from timelyml.ml.sharded.moves import Arrays, Transfer
 
 Key: TypeAlias = tuple[int, int]
@@ -204,6 +205,7 @@ class Site:
             outputs, gradients = self.prepared.turn(leaves)
         else:
             outputs, residual = self.prepared.forward(leaves)
+        self._report(firing)
         values.update(zip(self.outputs, outputs, strict=True))
         sent = self._send(firing, values)
         if not self.is_live:
@@ -237,9 +239,14 @@ class Site:
         if any(self.needs.wanted):
             leaves = self._leaves(firing, kept.values)
             gradients = self.prepared.backward(leaves, kept.residual, arriving)
+            self._report(firing)
         own = set(self.outputs)
         passed = {key: each for key, each in cotangents.items() if key not in own}
         self._finish(firing, kept, gradients, passed)
+
+    def _report(self, firing: Firing) -> None:
+        if isinstance(self.prepared, PreparedGroups):
+            firing.shard.report_peak("compiled_sizes", self.prepared.num_sizes)
 
     def _leaves(self, firing: Firing, values: Mapping[Key, Any]) -> list[Any]:
         params = firing.state.get("params", {})
