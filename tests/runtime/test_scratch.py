@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import signal
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -32,12 +34,14 @@ if __name__ == "__main__":
 
 
 @pytest.fixture(autouse=True)
-def directory(tmp_path, monkeypatch):
-    """Return the directory of temporary files, which nobody else uses."""
-    found = tmp_path / "t"
-    found.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(found))
-    return found
+def directory(monkeypatch):
+    """Return the directory of temporary files, which nobody else uses.
+
+    Not pytest's own, whose path can be too long for the sockets in it.
+    """
+    with tempfile.TemporaryDirectory() as found:
+        monkeypatch.setattr("tempfile.tempdir", found)
+        yield Path(found)
 
 
 def test_a_directory_is_private_and_goes_when_it_is_removed():
