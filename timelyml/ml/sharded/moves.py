@@ -132,6 +132,12 @@ def sources_of(blocks: Blocks) -> Array:
     return np.repeat(np.asarray(blocks.sources, np.int32), blocks.counts)
 
 
+def by_sender(blocks: Blocks, like: Arrays) -> tuple[Arrays, Array]:
+    """Return rows by sender with who sent each as one more column, and that column."""
+    sources = sources_of(blocks)
+    return (*joined(blocks, like), sources), sources
+
+
 def added(arrays: Sequence[Array]) -> Array:
     """Add arrays, one after the other."""
     total = arrays[0]
@@ -176,8 +182,7 @@ class Exchange:
     ) -> tuple[Arrays, Array]:
         """Give rows by sender, and beside them who sent each."""
         del receipts
-        sources = sources_of(blocks)
-        return (*joined(blocks, like), sources), sources
+        return by_sender(blocks, like)
 
     def send_back(
         self, firing: Firing, output: int, cotangents: Arrays, record: Array
@@ -267,8 +272,7 @@ class Spread:
     ) -> tuple[Arrays, Array]:
         """Give rows by sender, and beside them who sent each."""
         del receipts
-        sources = sources_of(blocks)
-        return (*joined(blocks, like), sources), sources
+        return by_sender(blocks, like)
 
     def send_back(
         self, firing: Firing, output: int, cotangents: Arrays, record: Array
