@@ -175,6 +175,10 @@ class TapeError(TimelyError):
     """A captured stream cannot be written or read."""
 
 
+class CheckpointError(TimelyError):
+    """A checkpoint cannot be written or read, or is of another model."""
+
+
 class PlacementError(TimelyError):
     """A shard or computation cannot be placed as asked."""
 

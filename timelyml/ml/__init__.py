@@ -8,6 +8,7 @@ from timelyml.errors import (
     SliceError,
 )
 from timelyml.ml.buckets import bucket_size, cut_rows, num_rows_of, on_buckets, pad_rows
+from timelyml.ml.checkpoints import Checkpoint, Checkpoints, load_checkpoint
 from timelyml.ml.choice import balance_loss, choose, count_choices, routing_weights
 from timelyml.ml.client import (
     Client,
@@ -50,6 +51,8 @@ from timelyml.ml.sharded import grad, rows, train_step, value_and_grad
 __all__ = [
     "Blocks",
     "BufferLostError",
+    "Checkpoint",
+    "Checkpoints",
     "Client",
     "ClientUsage",
     "Compiled",
@@ -87,6 +90,7 @@ __all__ = [
     "expert_forward",
     "grad",
     "jit",
+    "load_checkpoint",
     "local",
     "measured_costs",
     "num_rows_of",

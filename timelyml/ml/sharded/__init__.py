@@ -3,7 +3,6 @@
 from timelyml.ml.sharded.api import (
     Rows,
     Trained,
-    assemble,
     flow,
     grad,
     rows,
@@ -11,6 +10,7 @@ from timelyml.ml.sharded.api import (
     value_and_grad,
 )
 from timelyml.ml.sharded.columns import Column, Parameter, split
+from timelyml.ml.sharded.updates import assemble
 from timelyml.ml.sharded.vocabulary import (
     Exchanged,
     assign,

@@ -16,6 +16,7 @@ import numpy as np
 
 from timelyml.errors import ConfigError
 from timelyml.graph import GraphBuilder, StreamRef
+from timelyml.ml.checkpoints import Checkpoint, Checkpoints
 from timelyml.ml.sharded.columns import (
     Aval,
     Call,
@@ -27,10 +28,10 @@ from timelyml.ml.sharded.columns import (
 )
 from timelyml.ml.sharded.learning import Learnt
 from timelyml.ml.sharded.lowering import Lowered, Lowering
-from timelyml.ml.sharded.optimisers import Optimiser, check_by_itself
+from timelyml.ml.sharded.naming import check_fits
+from timelyml.ml.sharded.optimisers import Optimiser, Owned, check_by_itself
 from timelyml.ml.sharded.plan import Plan, plan
 from timelyml.ml.sharded.structure import Structure
-from timelyml.ml.sharded.updates import Record
 from timelyml.operators.edges import Routed
 from timelyml.operators.edges import settle as settled
 
@@ -76,6 +77,8 @@ class Trained(NamedTuple):
     """What the function gave beside its loss, as a tree of streams."""
     weights: StreamRef
     """Records for `assemble`, after the last time, or at one that had no loss."""
+    saved: StreamRef | None = None
+    """Step and path of each checkpoint, once it is on disk; None without them."""
 
 
 def value_and_grad(
@@ -143,6 +146,8 @@ def train_step(
     *,
     has_aux: bool = False,
     clip_norm: float | None = None,
+    checkpoints: Checkpoints | None = None,
+    resume: Checkpoint | None = None,
     name: str = "model",
 ) -> Callable[..., Trained]:
     """Give a function that trains parameters on streams, one step for each time.
@@ -154,10 +159,16 @@ def train_step(
         has_aux: Whether the function gives more than the loss.
         clip_norm: Clip gradients by the norm of all of them, on all shards, as
             `optax.clip_by_global_norm` does for one program.
+        checkpoints: Save parameters and states of the optimiser, as they are once a
+            time is over; whatever of later times is under way has no part in it.
+        resume: Go on from there. The streams then begin with what comes after its
+            `step`; the parameters that are passed give only shapes. Any number of
+            workers will do; the same shards give the bits of an uninterrupted run.
         name: Prefix of the operators.
 
     Raises:
         ConfigError: The optimiser looks across arrays, whose parts may be anywhere.
+        CheckpointError: `resume` is of other parameters or another optimiser.
     """
     made_optimiser = Optimiser.of(optimiser)
 
@@ -173,6 +184,8 @@ def train_step(
             wanted=wanted,
             optimiser=made_optimiser,
             clip_norm=clip_norm,
+            checkpoints=checkpoints,
+            resumed=resume,
         )
         if lowered.loss is None or lowered.weights is None:
             raise ConfigError(
@@ -180,7 +193,9 @@ def train_step(
                 "expected a loss that depends on them; pass them to calls",
                 option="params",
             )
-        return Trained(lowered.loss, _shown(aux, made, lowered), lowered.weights)
+        return Trained(
+            lowered.loss, _shown(aux, made, lowered), lowered.weights, lowered.saved
+        )
 
     return build
 
@@ -194,27 +209,6 @@ def flow(function: Callable[..., Any], *, name: str = "model") -> Callable[..., 
         return _shown(traced.result, made, lowered)
 
     return build
-
-
-def assemble(params: Any, records: Iterable[Record]) -> Any:
-    """Make a tree like `params` of the records of `Trained.weights`; later ones win."""
-    leaves, structure = jax.tree.flatten(params)
-    found: dict[int, dict[int, Any]] = {}
-    whole: set[int] = set()
-    for place, shard, is_split, array in records:
-        found.setdefault(place, {})[shard] = array
-        if not is_split:
-            whole.add(place)
-    made = []
-    for place, leaf in enumerate(leaves):
-        parts = found.get(place)
-        if parts is None:
-            made.append(np.asarray(leaf))
-        elif place in whole:
-            made.append(parts[0])
-        else:
-            made.append(np.concatenate([parts[shard] for shard in sorted(parts)]))
-    return jax.tree.unflatten(structure, made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,13 +322,21 @@ def _lower(
     wanted: Iterable[Stream],
     optimiser: Optimiser | None = None,
     clip_norm: float | None = None,
+    checkpoints: Checkpoints | None = None,
+    resumed: Checkpoint | None = None,
 ) -> tuple[Lowered, Plan]:
     shown = [leaf for leaf in jax.tree.leaves(aux) if isinstance(leaf, Column)]
     trained = frozenset(trained) - traced.assigned  # state that is not learnt
     made = plan(traced.trace, [*losses, *shown], losses, wanted=wanted, trained=trained)
     if optimiser is not None:
         _check_optimiser(traced, made, optimiser, trained)
-    learnt = Learnt(traced.structure, traced.params, trained, optimiser, clip_norm)
+    params: Sequence[Any] = traced.params
+    if resumed is not None and optimiser is not None:
+        owned = Owned(optimiser, traced.structure, tuple(sorted(trained)))
+        params = check_fits(resumed, traced.structure, params, owned)
+    learnt = Learnt(
+        traced.structure, params, trained, optimiser, clip_norm, checkpoints, resumed
+    )
     lowering = Lowering(
         traced.builder,
         made,

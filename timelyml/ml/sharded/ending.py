@@ -10,8 +10,10 @@ import numpy as np
 
 from timelyml.graph import Gather, GraphBuilder, InputSpec, Pipeline, StreamRef
 from timelyml.ml.firing import Firing, Rule, add_firing_operator
+from timelyml.ml.sharded.saving import NOT_SAVED, Asked
 from timelyml.ml.sharded.updates import Norm
 from timelyml.operators.edges import pass_on
+from timelyml.progress import epoch_of
 from timelyml.runtime.operator import Delivery, Logic
 from timelyml.runtime.shard import Shard
 
@@ -34,14 +36,24 @@ class _Loss:
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """Notices that a time had no loss any more, and asks for the weights then."""
+    """Notices that a time had no loss any more, and asks for the weights then.
+
+    Asks for what goes into a checkpoint, too, after `every` times and then; 0 never does.
+    """
+
+    every: int
+    first: int
+    """How many times were learnt from before the first one of this run."""
 
     def __call__(self, firing: Firing) -> None:
         """Tell the next time of this one; ask if this one was not."""
-        if firing.inputs[0]:
+        is_end = not firing.inputs[0]
+        step = self.first + epoch_of(firing.time) + (0 if is_end else 1)
+        if not is_end:
             firing.send(0, [1])
-        else:
-            firing.send(1, [1])
+        is_due = bool(self.every) and (is_end or step % self.every == 0)
+        if is_end or is_due:
+            firing.send(1, [Asked(is_end, step if is_due else NOT_SAVED)])
 
 
 def add_loss(
@@ -91,9 +103,24 @@ def add_norm(
 
 
 def add_ending(
-    builder: GraphBuilder, name: str, loss: StreamRef, *, is_dense: bool
+    builder: GraphBuilder,
+    name: str,
+    loss: StreamRef,
+    *,
+    is_dense: bool,
+    every: int = 0,
+    first: int = 0,
 ) -> StreamRef:
-    """Give a stream that has a record at the first time without a loss."""
+    """Give a stream that asks for weights at the first time without a loss.
+
+    Args:
+        builder: Of the dataflow.
+        name: Of the operator.
+        loss: Has a record at each time that there is.
+        is_dense: Whether each time of the clock has one.
+        every: Ask for a checkpoint after so many times, and at the end; 0: never.
+        first: The step that the first time is.
+    """
     loop = builder.feedback(by=1, num_shards=1)
     next_time, asked = add_firing_operator(
         builder,
@@ -102,7 +129,7 @@ def add_ending(
             InputSpec(loss, Pipeline(dense=is_dense)),
             InputSpec(loop.stream, Pipeline(dense=False)),
         ],
-        [Rule((0, 1), _Ending(), outputs=(0, 1))],
+        [Rule((0, 1), _Ending(every, first), outputs=(0, 1))],
         num_outputs=2,
         num_shards=1,
         in_order=False,

@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from timelyml.graph import Broadcast, GraphBuilder, LoopRef, StreamRef
+from timelyml.ml.checkpoints import Checkpoint, Checkpoints
 from timelyml.ml.firing import Rule
 from timelyml.ml.sharded.ending import add_ending, add_norm, add_weights
 from timelyml.ml.sharded.frames import Frame, there
+from timelyml.ml.sharded.naming import names_of
 from timelyml.ml.sharded.optimisers import Optimiser, Owned, Step
+from timelyml.ml.sharded.saving import add_saving
 from timelyml.ml.sharded.stations import NO_OUTPUT, Held
 from timelyml.ml.sharded.structure import Structure
 from timelyml.ml.sharded.updates import (
@@ -38,6 +41,7 @@ class Learnt:
         trained: Places of those that have gradients.
         optimiser: Updates them; None: gradients are given out.
         clip_norm: Clip gradients by their global norm.
+        checkpoints: Where and how often all of it is saved.
     """
 
     structure: Structure
@@ -45,6 +49,9 @@ class Learnt:
     trained: frozenset[int]
     optimiser: Optimiser | None = None
     clip_norm: float | None = None
+    checkpoints: Checkpoints | None = None
+    resumed: Checkpoint | None = None
+    """Its parameters are `params`; its state goes to who holds them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +67,7 @@ class Learning:
     norm: LoopRef | None = field(init=False, default=None)
     norms: list[tuple[Frame, int]] = field(default_factory=list)
     told: list[tuple[Frame, int]] = field(default_factory=list)
+    saved: list[tuple[Frame, int]] = field(default_factory=list)
     given: list[tuple[Frame, int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -85,15 +93,18 @@ class Learning:
         owned = Owned(self.learnt.optimiser, self.learnt.structure, made.trained)
         step = Step.of(owned, self.learnt.clip_norm)
         self._add_update(frame, step, made, ports)
-        self._add_tell(frame)
-        return Start(start.params, step)
+        self._add_tell(frame, owned)
+        resumed = self.learnt.resumed
+        return Start(start.params, step, None if resumed is None else resumed.state)
 
     def tick_port(self, frame: Frame) -> int:
         """Let an operator hear of every time that has a loss."""
         return frame.port(self.tick.stream, Broadcast(dense=self.is_dense))
 
-    def finish(self, name: str, loss: StreamRef) -> StreamRef | None:
-        """Add norm, end and weights; give the stream of weights, if it is learnt."""
+    def finish(
+        self, name: str, loss: StreamRef
+    ) -> tuple[StreamRef | None, StreamRef | None]:
+        """Add what stands beside; give the streams of weights and of checkpoints."""
         if self.norm is not None:
             squares = [frame.outputs[output] for frame, output in self.norms]
             norm = add_norm(
@@ -101,11 +112,25 @@ class Learning:
             )
             self.norm.connect(norm)
         if self.learnt.optimiser is None:
-            return None
-        end = add_ending(self.builder, f"{name} end", loss, is_dense=self.is_dense)
+            return None, None
+        checkpoints, resumed = self.learnt.checkpoints, self.learnt.resumed
+        end = add_ending(
+            self.builder,
+            f"{name} end",
+            loss,
+            is_dense=self.is_dense,
+            every=0 if checkpoints is None else checkpoints.every,
+            first=0 if resumed is None else resumed.step,
+        )
         self.asked.connect(end)
         told = [frame.outputs[output] for frame, output in self.told]
-        return add_weights(self.builder, f"{name} weights", told) if told else None
+        if not told:
+            return None, None
+        weights = add_weights(self.builder, f"{name} weights", told)
+        if checkpoints is None:
+            return weights, None
+        states = [frame.outputs[output] for frame, output in self.saved]
+        return weights, add_saving(self.builder, f"{name} save", states, checkpoints)
 
     def _add_update(
         self, frame: Frame, step: Step, made: Contributing, ports: tuple[int, ...]
@@ -136,19 +161,23 @@ class Learning:
         rule = Rule(ports, Give.of(made, outputs), outputs=to, later=every)
         frame.rules.append(rule)
 
-    def _add_tell(self, frame: Frame) -> None:
+    def _add_tell(self, frame: Frame, owned: Owned) -> None:
         port = frame.port(self.asked.stream, Broadcast())
         output = frame.output()
+        saved = NO_OUTPUT if self.learnt.checkpoints is None else frame.output()
         held = tuple((p.index, p.is_split) for p in frame.parameters.values())
+        names = tuple(names_of(self.learnt.structure))
         frame.rules.append(
             Rule(
                 tuple(range(len(frame.inputs))),  # after everything else of a time
-                Tell(output, held),
-                outputs=(output,),
+                Tell(port, output, held, owned, names, saved),
+                outputs=there(output, saved),
                 asked_by=(port,),
             )
         )
         self.told.append((frame, output))
+        if saved != NO_OUTPUT:
+            self.saved.append((frame, saved))
 
 
 def start_of(frame: Frame, learnt: Learnt) -> Start:

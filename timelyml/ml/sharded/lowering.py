@@ -53,6 +53,7 @@ class Lowered:
     gradients: dict[int, StreamRef] = field(default_factory=dict)
     cotangents: dict[Key, StreamRef] = field(default_factory=dict)
     weights: StreamRef | None = None
+    saved: StreamRef | None = None
 
 
 class Lowering:
@@ -283,7 +284,8 @@ class Lowering:
         loss = add_loss(self._builder, f"{self._name} loss", parts)
         learning.tick.connect(loss)
         self._result.loss = loss
-        self._result.weights = learning.finish(self._name, loss)
+        weights, saved = learning.finish(self._name, loss)
+        self._result.weights, self._result.saved = weights, saved
 
 
 def _pact(edge: Edge) -> Pact:

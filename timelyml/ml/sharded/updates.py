@@ -3,21 +3,46 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
+from timelyml.ml.checkpoints import Arrays
 from timelyml.ml.compiled import Compiled, compiled
 from timelyml.ml.firing import Firing
-from timelyml.ml.sharded.optimisers import Contributions, Step, sum_in_order
+from timelyml.ml.sharded.naming import Named, Naming, cut
+from timelyml.ml.sharded.optimisers import Contributions, Owned, Step, sum_in_order
+from timelyml.ml.sharded.saving import NOT_SAVED, PARAMS, STATE, Asked, Told
 from timelyml.ml.sharded.stations import Held
 from timelyml.runtime.shard import Shard
 
 Record: TypeAlias = tuple[int, int, bool, Any]
 """Place of a parameter, shard, whether it is a part, and the array."""
+
+
+def assemble(params: Any, records: Iterable[Record]) -> Any:
+    """Make a tree like `params` of the records of `Trained.weights`; later ones win."""
+    leaves, structure = jax.tree.flatten(params)
+    found: dict[int, dict[int, Any]] = {}
+    whole: set[int] = set()
+    for place, shard, is_split, array in records:
+        found.setdefault(place, {})[shard] = array
+        if not is_split:
+            whole.add(place)
+    made = []
+    for place, leaf in enumerate(leaves):
+        parts = found.get(place)
+        if parts is None:
+            made.append(np.asarray(leaf))
+        elif place in whole:
+            made.append(parts[0])
+        else:
+            made.append(np.concatenate([parts[shard] for shard in sorted(parts)]))
+    return jax.tree.unflatten(structure, made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,24 +52,28 @@ class Start:
     params: tuple[tuple[int, bool, Any], ...]
     """Place, whether it is split, and the whole array."""
     step: Step | None
+    saved: Arrays | None = None
+    """The state of the optimiser in a checkpoint, to go on from."""
 
     def __call__(self, shard: Shard) -> None:
         """Fill the state of a shard, unless a snapshot did."""
         state = shard.state_of("state")
         if "params" in state:
             return
+        here = shard.index, shard.num_shards
         params = {
-            place: jnp.array(_part(array, shard) if is_split else array)
+            place: jnp.array(cut(array, *here) if is_split else array)
             for place, is_split, array in self.params
         }
         state["params"] = params
-        if self.step is not None:
-            state["optimiser"] = self.step.owned.start(params)
-
-
-def _part(array: Any, shard: Shard) -> Any:
-    size = len(array) // shard.num_shards
-    return array[shard.index * size : (shard.index + 1) * size]
+        if self.step is None:
+            return
+        fresh = self.step.owned.start(params)
+        if self.saved is not None:
+            split = frozenset(place for place, is_split, _ in self.params if is_split)
+            naming = Naming(self.step.owned, split)
+            fresh = naming.restored(params, fresh, self.saved, here)
+        state["optimiser"] = fresh
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,13 +215,26 @@ def _sums(contributions: Contributions) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Answers with the parameters that the shard holds."""
+    """Answers with what the shard holds: parameters, and states for a checkpoint."""
 
+    port: int
     output: int
     params: tuple[tuple[int, bool], ...]
+    owned: Owned
+    names: tuple[str, ...]
+    """Of all parameters, by place."""
+    saved_output: int
 
     def __call__(self, firing: Firing) -> None:
         """Send records; of what all shards hold, only the first one does."""
+        ((ask,),) = firing.inputs[self.port].payloads
+        asked = Asked(*ask)
+        if asked.is_end:
+            self._tell(firing)
+        if asked.step != NOT_SAVED:
+            self._save(firing, asked.step)
+
+    def _tell(self, firing: Firing) -> None:
         params, index = firing.state["params"], firing.shard.index
         records: list[Record] = [
             (place, index, is_split, np.array(params[place]))
@@ -201,3 +243,20 @@ class Tell:
         ]
         if records:
             firing.send(self.output, records)
+
+    def _save(self, firing: Firing, step: int) -> None:
+        params = firing.state["params"]
+        split = frozenset(place for place, is_split in self.params if is_split)
+        held = [
+            Named(self.names[place], is_split, np.array(params[place]))
+            for place, is_split in self.params
+        ]
+        states = Naming(self.owned, split).named(params, firing.state["optimiser"])
+        records = [
+            Told(step, kind, named)
+            for kind, every in ((PARAMS, held), (STATE, states))
+            for named in every
+            if named.is_part or firing.shard.index == 0
+        ]
+        if records:
+            firing.send(self.saved_output, records)
