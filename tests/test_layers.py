@@ -26,6 +26,8 @@ READING_ORDER = (
     "fluent",
     "observe",
     "testing",
+    "cli_output",
+    "cli_servers",
     "cli",
     "__init__",
     "__main__",

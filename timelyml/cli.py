@@ -1,8 +1,6 @@
 """The `timelyml` command: arguments and exit codes; the work is done elsewhere.
 
-Exit codes: 0, the run is complete; 1, it failed; 2, it was refused before anything
-started (arguments, target, graph, or code that cannot be shipped); 130, interrupted.
-Records go to stdout and everything else to stderr, so that output can be piped.
+What concerns islands and their servers stands in `cli_servers.py`.
 """
 
 from __future__ import annotations
@@ -10,13 +8,10 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
-import os
 import reprlib
-import signal
 import sys
-import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -25,22 +20,18 @@ from typing import Annotated, Any
 
 import typer
 
+from timelyml.cli_output import FAILED, complain, exit_codes, show
+from timelyml.cli_servers import COMMANDS
 from timelyml.errors import (
     ConfigError,
-    GraphError,
-    OperatorError,
-    PlacementError,
-    ShippingError,
     TimelyError,
     summary_of,
 )
 from timelyml.fluent import Dataflow
 from timelyml.runtime.enquiries import ask_drivers
-from timelyml.runtime.service import import_name
 from timelyml.runtime.signals import Insistence
 from timelyml.runtime.stall import StallReport, StallRow
 
-FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 DEFAULT_FLOW = "flow"
 
 app = typer.Typer(
@@ -75,9 +66,10 @@ Target = Annotated[
         "FLOW defaults to 'flow'.",
     ),
 ]
-ServerPath = Annotated[
-    Path, typer.Argument(help="The file that the server wrote, as of ml.connect.")
-]
+
+
+for command in COMMANDS:
+    app.command()(command)
 
 
 def main() -> None:
@@ -125,7 +117,7 @@ def run(
     ] = None,
 ) -> None:
     """Run a dataflow to its end; the first Ctrl-C drains it."""
-    with _exit_codes():
+    with exit_codes():
         flow = _load(target)
         _check_names(flow, print_ or [])
         result = flow.run(
@@ -135,7 +127,7 @@ def run(
         )
         for name in print_ or []:
             for record in result[name]:
-                _show(record)
+                show(record)
 
 
 @app.command()
@@ -147,72 +139,9 @@ def graph(
     ] = False,
 ) -> None:
     """Print a dataflow's graph without running it."""
-    with _exit_codes():
+    with exit_codes():
         flow = _load(target)
-        _show(flow.to_mermaid() if mermaid else flow.describe())
-
-
-@app.command()
-def serve(
-    path: Annotated[
-        Path, typer.Argument(help="Where to write the file that clients connect with.")
-    ],
-    *,
-    islands: Annotated[int, typer.Option(min=1, help="Number of islands.")] = 1,
-    devices_per_island: Annotated[
-        int, typer.Option(min=1, help="Virtual CPU devices of each.")
-    ] = 1,
-    hosts_per_island: Annotated[
-        int, typer.Option(min=1, help="Worker processes of each.")
-    ] = 1,
-    memory_bytes_per_device: Annotated[
-        int, typer.Option(min=1, help="What values and computations may take on each.")
-    ] = 4 << 30,
-    host_memory_bytes: Annotated[
-        int | None,
-        typer.Option(min=0, help="Of each worker, for idle values. Default: no limit."),
-    ] = None,
-) -> None:
-    """Serve islands of devices to clients (ml.connect) until a signal ends it."""
-    start: Callable[..., Any] = import_name("timelyml.ml:serve")  # loads jax
-    is_over = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: is_over.set())
-    with (
-        _exit_codes(),
-        start(
-            path,
-            islands=islands,
-            devices_per_island=devices_per_island,
-            hosts_per_island=hosts_per_island,
-            memory_bytes_per_device=memory_bytes_per_device,
-            host_memory_bytes=host_memory_bytes,
-        ),
-    ):
-        typer.echo(f"serving at {path}", err=True)
-        is_over.wait()
-
-
-@app.command()
-def objects(path: ServerPath) -> None:
-    """List the values on a served cluster: whose they are, and what they take."""
-    _show_of(path, "objects")
-
-
-@app.command()
-def top(path: ServerPath) -> None:
-    """List the clients of a served cluster: what device time and memory they take."""
-    _show_of(path, "usage")
-
-
-def _show_of(path: Path, what: str) -> None:
-    """Print a table of what a client of a server is told."""
-    with _exit_codes():
-        connect: Callable[..., Any] = import_name("timelyml.ml:connect")  # loads jax
-        table_of: Callable[..., Any] = import_name(f"timelyml.observe:{what}_table")
-        show: Callable[..., Any] = import_name("timelyml.observe:show")
-        with connect(path) as client:
-            show(table_of(getattr(client, what)()), sys.stdout)
+        show(flow.to_mermaid() if mermaid else flow.describe())
 
 
 @app.command()
@@ -227,15 +156,15 @@ def why(
     ] = 2.0,
 ) -> None:
     """Say what the runs wait for that you have going on this machine."""
-    with _exit_codes():
+    with exit_codes():
         found = ask_drivers(timeout_s)
     answers = [each for each in found if process in (None, each["process_id"])]
     for answer in answers:
         for line in _lines_of(answer):
-            _show(line)
+            show(line)
     if not answers:
         whose = "of yours" if process is None else f"with process id {process}"
-        _complain(f"no driver {whose} has a cluster on this machine")
+        complain(f"no driver {whose} has a cluster on this machine")
         raise typer.Exit(FAILED)
 
 
@@ -256,29 +185,6 @@ def _lines_of(answer: dict[str, Any]) -> Iterator[str]:
         yield f"  worker {worker} is {doing}"
 
 
-@contextmanager
-def _exit_codes() -> Iterator[None]:
-    """Turn errors into one line on stderr and an exit code.
-
-    Only the user's own code is worth a traceback here: an error of timelyml says in
-    its message who did what, and what to do.
-    """
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
-    except OperatorError as error:
-        typer.echo(error.values.get("traceback_text", "").rstrip(), err=True)
-        _complain(error)
-        raise typer.Exit(FAILED) from None
-    except (ConfigError, GraphError, PlacementError, ShippingError) as error:
-        _complain(error)
-        raise typer.Exit(REFUSED) from None
-    except TimelyError as error:
-        _complain(error)
-        raise typer.Exit(FAILED) from None
-
-
 def _check_names(flow: Dataflow, names: list[str]) -> None:
     """Refuse a name to print before anything runs, rather than after."""
     collected = [spec.name for spec in flow.build().operators if spec.kind == "collect"]
@@ -288,25 +194,6 @@ def _check_names(flow: Dataflow, names: list[str]) -> None:
                 f"dataflow {flow.name!r} collects nothing of that name; got --print "
                 f"{name!r}; expected one of {collected}; collect it in the flow"
             )
-
-
-def _show(line: object) -> None:
-    """Write a line to stdout, or leave if it cannot be written.
-
-    Whoever reads a pipe no more is told nothing; a full disk is an error. Python is not
-    to try again, at its end, to write what is left.
-    """
-    try:
-        typer.echo(line)
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):
-            _complain(f"stdout cannot be written; got {error}; expected room for it")
-        raise typer.Exit(FAILED) from None
-
-
-def _complain(error: object) -> None:
-    typer.echo(f"timelyml: {error}", err=True)
 
 
 def _load(target: str) -> Dataflow:

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from timelyml.exchange.access import (
+    AccessKey,
+    ServerKeys,
+    own_address_towards,
+    split_tcp,
+    tcp_endpoint,
+    write_private,
+)
 from timelyml.exchange.codec import Codec
 from timelyml.exchange.credit import CreditLedger
 from timelyml.exchange.hashing import (
@@ -42,6 +50,7 @@ from timelyml.exchange.zmq_transport import ZmqTransport
 
 __all__ = [
     "CONTROLLER",
+    "AccessKey",
     "Codec",
     "CreditLedger",
     "CurveKeys",
@@ -52,6 +61,7 @@ __all__ = [
     "Lane",
     "LinkFailure",
     "Payload",
+    "ServerKeys",
     "SpillingQueue",
     "Transport",
     "TransportMetrics",
@@ -66,6 +76,7 @@ __all__ = [
     "leaves_of",
     "map_columns",
     "num_records",
+    "own_address_towards",
     "records_of",
     "route",
     "seal",
@@ -73,6 +84,9 @@ __all__ = [
     "size_bytes",
     "slice_rows",
     "split_by_destination",
+    "split_tcp",
     "stable_hash",
     "take",
+    "tcp_endpoint",
+    "write_private",
 ]

@@ -29,6 +29,22 @@ class CurveKeys:
         return cls(public, secret)
 
 
+def public_key_of(secret: bytes) -> bytes:
+    """Return the public key that belongs to a secret one.
+
+    Raises:
+        ConfigError: It is no CURVE key.
+    """
+    try:
+        return bytes(zmq.curve_public(secret))
+    except (ValueError, zmq.ZMQError) as error:
+        raise ConfigError(
+            f"a secret key is none; got {type(error).__name__}; expected a CURVE key in "
+            f"Z85; make new ones",
+            option="key",
+        ) from None
+
+
 def checked_ipc_directory(bind: str) -> Path:
     """Return the directory of `ipc://<directory>`, private to this user.
 

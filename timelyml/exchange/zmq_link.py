@@ -23,6 +23,8 @@ _FATAL_EVENTS = {
     int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "the handshake failed: wrong keys",
 }
 _EVENT = struct.Struct("=HI")
+# Over a network, a machine that is off or cut off breaks no connection by itself.
+_PING_MS, _PONG_TIMEOUT_MS = 3000, 15000
 _NOBLOCK = int(zmq.NOBLOCK)  # the enum would take 0.5 us of each message
 
 
@@ -41,6 +43,9 @@ class OutgoingLink:
             self._sockets.append(socket)
             socket.set(zmq.SNDHWM, 0)
             socket.set(zmq.TCP_KEEPALIVE, 1)
+            if address.startswith("tcp://"):
+                socket.set(zmq.HEARTBEAT_IVL, _PING_MS)
+                socket.set(zmq.HEARTBEAT_TIMEOUT, _PONG_TIMEOUT_MS)
             if endpoint.public_key is not None:
                 own = keys or CurveKeys.generate()
                 socket.set(zmq.CURVE_SERVERKEY, endpoint.public_key)

@@ -17,6 +17,7 @@ from typing import Any
 import zmq
 
 from timelyml.errors import ConfigError, PeerLostError, WireError
+from timelyml.exchange.access import tcp_endpoint
 from timelyml.exchange.codec import Codec
 from timelyml.exchange.frames import TOKEN_BYTES, Kind, pack_frames
 from timelyml.exchange.security import (
@@ -32,7 +33,7 @@ from timelyml.exchange.transport import (
     LinkFailure,
     TransportMetrics,
 )
-from timelyml.exchange.zmq_inbox import Inbox
+from timelyml.exchange.zmq_inbox import CLOSED, Inbox
 from timelyml.exchange.zmq_link import OutgoingLink
 
 GRACE_S = 0.1
@@ -51,7 +52,8 @@ class ZmqTransport:
         index: This peer's index.
         codec: Encodes and decodes messages.
         token: 16 random bytes that every peer of the cluster knows.
-        bind: `ipc://<directory>`, private to this user, or `tcp://<address>:*`.
+        bind: `ipc://<directory>`, private to this user, or `tcp://<address>:<port>`;
+            of a port that is no `*`, the next one is taken too, for bulk.
         keys: This peer's CURVE keys; tcp on loopback makes its own if None.
         advertise: The host that peers connect to, if `bind` names all interfaces.
         max_frame_bytes: A longer frame ends the connection that sent it.
@@ -206,8 +208,18 @@ class ZmqTransport:
         self._deadlines.pop(peer, None)
         self._inbox.refuse(peer)
         link = self._links.pop(peer, None)
-        if link is not None:
+        if link is None:
+            return
+        if reason == CLOSED or link.broken() is not None:
             link.close(0)
+        else:  # it lives, and must not wait for this one in vain
+            self._bid_farewell(link)
+            link.close(self._linger_ms)
+
+    def _bid_farewell(self, link: OutgoingLink) -> None:
+        for lane in Lane:
+            number = (lane, Kind.FAREWELL, self.index, link.sequences[lane])
+            link.send(lane, pack_frames(number, self._token, b"", []))
 
     def poll(self) -> bool:
         """Whether a message is there, or somebody called `wake` since the last look."""
@@ -248,9 +260,7 @@ class ZmqTransport:
             return
         self.is_closed = True
         for link in self._links.values():
-            for lane in Lane:
-                number = (lane, Kind.FAREWELL, self.index, link.sequences[lane])
-                link.send(lane, pack_frames(number, self._token, b"", []))
+            self._bid_farewell(link)
         deadline = time.monotonic() + min(_SETTLE_S, self._linger_ms / 1000)
         while self._links and (remaining := deadline - time.monotonic()) > 0:
             self.wait(remaining)
@@ -284,10 +294,14 @@ def _addresses(
         return [ipc_address(directory, name) for name in names], keys
     if bind.startswith("tcp://"):
         check_tcp_bind(bind, keys)
-        return [bind, bind], keys or CurveKeys.generate()
+        keys = keys or CurveKeys.generate()
+        if bind.endswith(":*"):
+            return [bind, bind], keys
+        endpoint = tcp_endpoint(bind)
+        return [endpoint.control, endpoint.bulk], keys
     raise ConfigError(
         f"a transport cannot bind; got {bind!r}; expected ipc://<directory> or "
-        f"tcp://<address>:*; use one of these",
+        f"tcp://<address>:<port>; use one of these",
         bind=bind,
     )
 

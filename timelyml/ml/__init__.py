@@ -1,6 +1,7 @@
 """Machine learning on the dataflow; the only part of timelyml that imports JAX."""
 
 from timelyml.errors import (
+    AdmissionError,
     BufferLostError,
     ComputationError,
     HandleError,
@@ -49,6 +50,7 @@ from timelyml.ml.programs import OfflineClient, program
 from timelyml.ml.sharded import grad, rows, train_step, value_and_grad
 
 __all__ = [
+    "AdmissionError",
     "Blocks",
     "BufferLostError",
     "Checkpoint",

@@ -40,11 +40,16 @@ def objects_table(objects: Iterable[ObjectInfo]) -> Table:
 
 def usage_table(clients: Iterable[ClientUsage]) -> Table:
     """Return a table of what clients take, a line for each."""
-    numbers = "device time", "launches", "objects", "on devices", "on hosts"
+    numbers = (
+        "weight", "priority", "device time", "launches", "objects", "on devices",
+        "on hosts",
+    )  # fmt: skip
     table = _table("client", numbers=numbers)
     for each in clients:
         table.add_row(
             "none" if each.client is None else f"client {each.client}",
+            str(each.weight),
+            str(each.priority),
             f"{each.device_s:.3f} s",
             str(each.num_launches),
             str(each.num_objects),

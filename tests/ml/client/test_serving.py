@@ -56,7 +56,7 @@ def start(server, end="client.close()"):
 
 
 def core_of(server):
-    return server._gate._service._core
+    return server._gates[0]._service._core
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ from timelyml.ml.scheduling import LaunchGate
 from timelyml.runtime.failure import pack_error, unpack_error
 
 DEVICE_NS = 1_000_000  # of every launch
-FLOAT = ArrayType((4,), "float32", 4)
+FLOAT = ArrayType((8,), "float16", 2)
 DEVICES = 2  # of a host
 TEMPORARY_BYTES = 4  # of a launch, on each device
 
@@ -389,7 +389,7 @@ class World:
 
     def put(self, slice_, client=1, spec=("x",)):
         buffer = self.buffer(client)
-        array = np.zeros(4, np.float32)
+        array = np.zeros(8, np.float16)
         self.say(client, Put(buffer, slice_.slice, FLOAT, spec, array))
         return buffer
 

@@ -19,7 +19,7 @@ from timelyml.errors import ConfigError, HandleError
 from timelyml.ml.client.elements import as_sealed
 from timelyml.ml.client.handle import Handle
 from timelyml.ml.client.inbox import Inbox
-from timelyml.ml.client.link import Link, checked_weight
+from timelyml.ml.client.link import Link, Wishes
 from timelyml.ml.client.programs import Programs
 from timelyml.ml.client.releases import Releases
 from timelyml.ml.client.sharing import held, put_together, taken_apart
@@ -77,10 +77,11 @@ class Client:
         self._inbox = Inbox(max_unfinished_calls)
         self._slices: dict[str, Slice] = {}
         self._programs = Programs(self, self._slices)
-        self._releases = Releases(link)
         self._registered: set[tuple[str, str]] = set()
         self._requests = itertools.count(1)
-        self._number = link.connect(self._inbox.receive)
+        self._number, max_calls = link.connect(self._inbox.receive)
+        self._inbox.max_unfinished_calls = min(max_unfinished_calls, max_calls)
+        self._releases = Releases(link)  # has a thread, so not before it is let in
         self._buffers = itertools.count((self._number << CLIENT_BITS) + 1)
 
     def slice(
@@ -333,7 +334,7 @@ class Client:
         answer: Usage = self._inbox.answer_to(request, "the list of clients")
         return answer.clients
 
-    def another(self, *, weight: int = 1) -> Client:
+    def another(self, *, weight: int = 1, priority: int = 0) -> Client:
         """Return another client of the same cluster, as if it were another program.
 
         It has its own slices and handles. It ends before this one does, if that ends
@@ -342,11 +343,16 @@ class Client:
         Args:
             weight: Its share of device time, under the policy "share"; this client's
                 is 1 unless it was given another.
+            priority: Larger ones go first, under the policy "priority"; this client's
+                is 0 unless it was given another.
 
         Raises:
-            ConfigError: The weight is no positive whole number.
+            ConfigError: A number makes no sense.
+            AdmissionError: The cluster has as many clients as it takes.
+            TimelyError: The client has ended.
         """
-        link = self._link.another(checked_weight(weight))
+        self._inbox.check()
+        link = self._link.another(Wishes(weight, priority))
         return Client(link, max_unfinished_calls=self._inbox.max_unfinished_calls)
 
     def close(self) -> None:

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from typing import Literal, TypeAlias, TypedDict
 
 from timelyml.errors import ConfigError
+from timelyml.ml.controller.admission import DEFAULT_MAX_CALLS, DEFAULT_MAX_CLIENTS
 from timelyml.ml.controller.core import DEFAULT_MEMORY_BYTES
 from timelyml.ml.controller.service import POLICIES
 from timelyml.runtime.cluster import Cluster
 from timelyml.runtime.service import ServiceSpec
 
 SERVICE = "ml"
-PolicyName: TypeAlias = Literal["fifo", "share"]
+PolicyName: TypeAlias = Literal["fifo", "share", "priority"]
 
 
 class IslandOptions(TypedDict, total=False):
@@ -26,8 +27,15 @@ class IslandOptions(TypedDict, total=False):
             once; 4 GiB. Calls wait for memory, and idle values leave for the host.
         host_memory_bytes: What each worker process may keep in its memory of values that
             left its devices; without limit.
-        policy: Which call goes next: "fifo", or "share", by which clients get device
-            time in proportion to their weights.
+        policy: Which call goes next: "fifo"; "share", by which clients get device time
+            in proportion to their weights; or "priority", by which those of larger
+            priority go first, and who waits rises by one with each second of device
+            time that others get.
+        max_clients: How many may be connected at once; 1024.
+        max_calls_per_client: Calls of a client that are not over; 1024. Clients wait
+            before they go beyond it.
+        max_bytes_per_client: Bytes of the values that a client may hold, each counted
+            once; without limit. More is an `AdmissionError` of what would be made.
         environment: Variables of the workers, on top of the usual ones.
         startup_timeout_s: By then every worker has come; 60.
     """
@@ -38,6 +46,9 @@ class IslandOptions(TypedDict, total=False):
     memory_bytes_per_device: int
     host_memory_bytes: int | None
     policy: PolicyName
+    max_clients: int
+    max_calls_per_client: int
+    max_bytes_per_client: int | None
     environment: Mapping[str, str] | None
     startup_timeout_s: float
 
@@ -49,10 +60,21 @@ _DEFAULTS: IslandOptions = {
     "memory_bytes_per_device": DEFAULT_MEMORY_BYTES,
     "host_memory_bytes": None,
     "policy": "fifo",
+    "max_clients": DEFAULT_MAX_CLIENTS,
+    "max_calls_per_client": DEFAULT_MAX_CALLS,
+    "max_bytes_per_client": None,
     "environment": None,
     "startup_timeout_s": 60.0,
 }
-_COUNTS = tuple(_DEFAULTS)[:4]
+_COUNTS = (
+    "islands",
+    "devices_per_island",
+    "hosts_per_island",
+    "memory_bytes_per_device",
+    "max_clients",
+    "max_calls_per_client",
+)
+_SIZES = "host_memory_bytes", "max_bytes_per_client"
 
 
 def start_islands(who: str, options: IslandOptions) -> Cluster:
@@ -83,6 +105,11 @@ def start_islands(who: str, options: IslandOptions) -> Cluster:
             "policy": given["policy"],
             "memory_bytes": given["memory_bytes_per_device"],
             "host_memory_bytes": given["host_memory_bytes"],
+            "limits": {
+                "max_clients": given["max_clients"],
+                "max_calls": given["max_calls_per_client"],
+                "max_bytes": given["max_bytes_per_client"],
+            },
         },
     )
     return Cluster(
@@ -105,9 +132,10 @@ def _check(who: str, given: IslandOptions) -> None:
         value = values[option]
         if not isinstance(value, int) or value < 1:
             raise _impossible(who, option, value, "an integer of at least 1")
-    spilled = given["host_memory_bytes"]
-    if spilled is not None and spilled < 0:
-        raise _impossible(who, "host_memory_bytes", spilled, "0 or more, or None")
+    for option in _SIZES:
+        size = values[option]
+        if size is not None and (not isinstance(size, int) or size < 0):
+            raise _impossible(who, option, size, "0 or more, or None")
     if given["policy"] not in POLICIES:
         expected = f"one of {sorted(POLICIES)}"
         raise _impossible(who, "policy", given["policy"], expected)

@@ -7,6 +7,7 @@ from typing import Any, Unpack
 
 from timelyml.ml.client.client import Client
 from timelyml.ml.client.islands import SERVICE, IslandOptions, start_islands
+from timelyml.ml.client.link import Wishes
 from timelyml.ml.controller.service import ControllerService
 from timelyml.runtime.cluster import Cluster
 
@@ -17,30 +18,35 @@ class LocalLink:
     Args:
         cluster: Where the service runs.
         owns_cluster: Whether the cluster ends with it.
-        weight: The client's share of device time.
+        wishes: What the client is to be given of device time.
     """
 
     def __init__(
-        self, cluster: Cluster, *, owns_cluster: bool, weight: int = 1
+        self, cluster: Cluster, *, owns_cluster: bool, wishes: Wishes | None = None
     ) -> None:
         self._cluster = cluster
-        self._weight = weight
+        self._wishes = wishes or Wishes()
         self._owns_cluster = owns_cluster
         self._service: ControllerService = cluster.service(SERVICE)
         self._client = 0
 
-    def connect(self, receive: Callable[[Any], None]) -> int:
-        """Join the service."""
-        self._client = self._service.connect(receive, self._weight)
-        return self._client
+    def connect(self, receive: Callable[[Any], None]) -> tuple[int, int]:
+        """Join the service.
+
+        Raises:
+            AdmissionError: It has as many clients as it takes.
+        """
+        wishes = self._wishes
+        self._client = self._service.connect(receive, wishes.weight, wishes.priority)
+        return self._client, self._service.max_calls
 
     def send(self, message: Any) -> None:
         """Hand a message over."""
         self._service.submit(self._client, message)
 
-    def another(self, weight: int) -> LocalLink:
+    def another(self, wishes: Wishes) -> LocalLink:
         """Return a way for another client, which leaves the cluster alone."""
-        return LocalLink(self._cluster, owns_cluster=False, weight=weight)
+        return LocalLink(self._cluster, owns_cluster=False, wishes=wishes)
 
     def close(self) -> None:
         """Leave the service, and end the cluster if it is its own."""

@@ -9,66 +9,71 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from timelyml.errors import ConfigError, PeerError, PeerLostError
-from timelyml.exchange import CONTROLLER, Lane, LinkFailure, ZmqTransport
+from timelyml.errors import ConfigError, PeerError, PeerLostError, TimelyError
+from timelyml.exchange import CONTROLLER, AccessKey, Lane, LinkFailure
 from timelyml.ml.client.client import Client
-from timelyml.ml.client.link import checked_weight
-from timelyml.ml.controller.gate import GateAddress, Join, Joined, client_codec
+from timelyml.ml.client.link import Wishes
+from timelyml.ml.controller.gate import GateAddress, Join, Joined, TurnedAway
 from timelyml.ml.controller.messages import Closed
-from timelyml.runtime.failure import pack_error
+from timelyml.runtime.failure import pack_error, unpack_error
 
 WAIT_S = 0.5
-JOIN_TIMEOUT_S = 20.0
+JOIN_TIMEOUT_S = 10.0
 
 
 class RemoteLink:
-    """A way to the gate of another program; a thread of its own drives it."""
+    """A way to the gate of another program; a thread of its own drives it.
 
-    def __init__(self, path: Path, weight: int = 1) -> None:
-        self._path = path
-        self._weight = weight
-        self._address = _read(path)
+    Args:
+        where: The file or the address, for people.
+        address: How to reach it.
+        wishes: The client's share of device time, and its priority.
+    """
+
+    def __init__(self, where: str, address: GateAddress, wishes: Wishes) -> None:
+        self._where = where
+        self._address = address
+        self._wishes = wishes
         self._outbox: deque[Any] = deque()
-        self._joined = threading.Event()
+        self._answered = threading.Event()
         self._is_closing = threading.Event()
-        self._client = 0
-        self._receive: Callable[[Any], None] = lambda _: None
-        self._transport = ZmqTransport(
-            1 + secrets.randbelow((1 << 31) - 2),  # unlike that of any other client
-            codec=client_codec(),
-            token=self._address.token,
-            bind=self._address.bind,
+        self._joined: Joined | None = None
+        self._error: TimelyError = PeerError(
+            f"nobody answers at {where!r}; got no answer in {JOIN_TIMEOUT_S:g} s; "
+            f"expected a program that serves there; start one, or correct the address"
         )
-        self._transport.connect(CONTROLLER, self._address.endpoint)
+        self._receive: Callable[[Any], None] = lambda _: None
+        # Unlike that of any other client.
+        self._transport = address.transport(1 + secrets.randbelow((1 << 31) - 2))
         self._thread = threading.Thread(
             target=self._serve, name="timelyml-client", daemon=True
         )
 
-    def connect(self, receive: Callable[[Any], None]) -> int:
-        """Join; return the client's number.
+    def connect(self, receive: Callable[[Any], None]) -> tuple[int, int]:
+        """Join; return the client's number, and how many calls it may have at once.
 
         Raises:
-            PeerError: Nobody serves there any more.
+            AdmissionError: The server has as many clients as it takes.
+            PeerError: Nobody serves there, or not to who has this key.
         """
         self._receive = receive
         self._thread.start()
-        self.send(Join(self._transport.endpoint, self._weight))
-        if not self._joined.wait(JOIN_TIMEOUT_S) or not self._client:
+        wishes = self._wishes
+        self.send(Join(self._transport.endpoint, wishes.weight, wishes.priority))
+        self._answered.wait(JOIN_TIMEOUT_S)
+        if self._joined is None:
             self.close()
-            raise PeerError(
-                f"nobody answers at {str(self._path)!r}; got no answer in "
-                f"{JOIN_TIMEOUT_S} s; expected a program that serves there; start one"
-            )
-        return self._client
+            raise self._error
+        return self._joined.client, self._joined.max_calls
 
     def send(self, message: Any) -> None:
         """Queue a message."""
         self._outbox.append(message)
         self._transport.wake()
 
-    def another(self, weight: int) -> RemoteLink:
+    def another(self, wishes: Wishes) -> RemoteLink:
         """Return a way for another client."""
-        return RemoteLink(self._path, weight)
+        return RemoteLink(self._where, self._address, wishes)
 
     def close(self) -> None:
         """Leave; whoever waits for something hears of it."""
@@ -77,17 +82,12 @@ class RemoteLink:
         self._thread.join()
 
     def _serve(self) -> None:
-        error = PeerError("the client was closed")
+        error: TimelyError = PeerError("the client was closed")
         try:
             while not self._is_closing.is_set():
                 for _, message in self._transport.receive():
                     if isinstance(message, LinkFailure):
-                        error = PeerError(
-                            f"the server of {str(self._path)!r} is gone; got "
-                            f"{message.reason}; expected it to outlive its clients; "
-                            "connect to another",
-                            reason=message.reason,
-                        )
+                        error = self._error = self._lost(message.reason)
                         return
                     self._take(message)
                 self._send_all()
@@ -95,15 +95,31 @@ class RemoteLink:
             self._send_all()
         finally:
             self._receive(Closed(pack_error(error)))
-            self._joined.set()
+            self._answered.set()
             self._transport.close()
 
     def _take(self, message: Any) -> None:
         if isinstance(message, Joined):
-            self._client = message.client
-            self._joined.set()
+            self._joined = message
+            self._answered.set()
+        elif isinstance(message, TurnedAway):
+            self._error = unpack_error(message.error)
+            self._answered.set()
         else:
             self._receive(message)
+
+    def _lost(self, reason: str) -> PeerError:
+        if self._joined is None:
+            return PeerError(
+                f"{self._where!r} lets nobody in with this key; got {reason}; expected "
+                f"the key of the server that listens there; ask who started it",
+                reason=reason,
+            )
+        return PeerError(
+            f"the server of {self._where!r} is gone; got {reason}; expected it to "
+            "outlive its clients; connect to another",
+            reason=reason,
+        )
 
     def _send_all(self) -> None:
         while self._outbox:
@@ -115,19 +131,53 @@ class RemoteLink:
                 return
 
 
-def connect(address: str | Path, *, weight: int = 1) -> Client:
+def connect(
+    address: str | Path,
+    *,
+    key: str | Path | None = None,
+    weight: int = 1,
+    priority: int = 0,
+) -> Client:
     """Connect to a cluster that `ml.serve` serves, and return a client of it.
 
     Args:
-        address: The file that the server wrote.
+        address: The file that the server wrote; or, from other machines too,
+            `tcp://host:port`, where it listens. Server and client connect to each other.
+        key: With `tcp://`: the key that the server wrote, or the path of its file.
         weight: The client's share of device time, under the policy "share".
+        priority: Larger ones go first, under the policy "priority".
 
     Raises:
-        ConfigError: There is no such file, or it is none of a server; or the weight is
-            no positive whole number.
-        PeerError: Nobody serves there any more.
+        ConfigError: There is no such file, or it is none of a server; there is no key,
+            or it is none; or weight or priority are no whole numbers.
+        AdmissionError: The server has as many clients as it takes.
+        PeerError: Nobody serves there, or not to who has this key.
     """
-    return Client(RemoteLink(Path(address), checked_weight(weight)))
+    wishes = Wishes(weight, priority)
+    return Client(RemoteLink(str(address), gate_address(address, key), wishes))
+
+
+def gate_address(address: str | Path, key: str | Path | None) -> GateAddress:
+    """Return how to reach a gate.
+
+    Raises:
+        ConfigError: As `connect`.
+    """
+    if str(address).startswith("tcp://"):
+        if key is None:
+            raise ConfigError(
+                f"a server at {str(address)!r} lets nobody in without its key; got none; "
+                f"expected key=, of the file that the server wrote; pass it",
+                option="key",
+            )
+        return GateAddress.remote(str(address), AccessKey.of(key))
+    if key is not None:
+        raise ConfigError(
+            f"a file of a server has its key in it; got {str(address)!r} and another "
+            f"key; expected a key with tcp://HOST:PORT only; leave it out",
+            option="key",
+        )
+    return _read(Path(address))
 
 
 def _read(path: Path) -> GateAddress:

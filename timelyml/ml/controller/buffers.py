@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from timelyml.errors import BufferLostError, HandleError, SliceError
+from timelyml.errors import AdmissionError, BufferLostError, HandleError, SliceError
 from timelyml.exchange import CONTROLLER, Lane
+from timelyml.ml.controller.admission import Admission, Limits
 from timelyml.ml.controller.memory import Memory
 from timelyml.ml.controller.messages import Failed, Fetched, Finished, Put
 from timelyml.ml.controller.records import Outbox, SliceRecord
@@ -47,8 +48,10 @@ class Buffers:
         slices: All slices, also those that are lost.
         outbox: Takes what follows.
         on_idle: Called with a slice when a buffer on it is gone.
+        limits: How much a client may have.
 
     Attributes:
+        admission: Refuses what goes beyond that.
         directory: Who holds which buffer.
         memory: What takes memory where.
     """
@@ -58,8 +61,10 @@ class Buffers:
         slices: Mapping[str, SliceRecord],
         outbox: Outbox,
         on_idle: Callable[[SliceRecord], None],
+        limits: Limits,
     ) -> None:
         self.directory = Directory()
+        self.admission = Admission(limits, self.directory)
         self.memory = Memory(slices, outbox, self._describe)
         self._slices = slices
         self._outbox = outbox
@@ -82,6 +87,11 @@ class Buffers:
             self._outbox.tell(client, Failed(0, (put.buffer,), error))
             return
         buffer = slice_.new_buffer(put.buffer, put.type, put.spec, "put")
+        try:
+            self.admission.check_bytes(client, [buffer])
+        except AdmissionError as error:
+            self._outbox.tell(client, Failed(0, (put.buffer,), pack_error(error)))
+            return
         entry = self.add(client, buffer)
         self.directory.use(entry)  # until it is there
         refuse = partial(self._refuse_put, entry)

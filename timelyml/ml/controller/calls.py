@@ -59,6 +59,11 @@ class Calls:
         except TimelyError as error:
             self._refuse(client, message, pack_error(error))
 
+    def forget_slice(self, slice_name: str) -> None:
+        """Drop what is kept for calls on a slice which is gone."""
+        for key in [key for key in self._graphs if key[1] == slice_name]:
+            del self._graphs[key]
+
     def codes(self, work: CallRecord) -> tuple[tuple[str, str], ...]:
         """Return what has to be compiled for a call."""
         return ((work.computation.identity, work.slice),)

@@ -16,8 +16,10 @@ from timelyml.errors import (
     SliceError,
     TimelyError,
 )
+from timelyml.ml.controller.admission import Limits
 from timelyml.ml.controller.buffers import Buffers
 from timelyml.ml.controller.calls import Calls
+from timelyml.ml.controller.checks import check_message
 from timelyml.ml.controller.code import Code
 from timelyml.ml.controller.dispatching import Dispatch
 from timelyml.ml.controller.messages import (
@@ -69,6 +71,7 @@ class Core:
         host_memory_bytes: What a host may keep in its memory of buffers that were
             spilled from its devices; as much as there are if None.
         policy: Makes the policy of each island's scheduler; FIFO unless given.
+        limits: How much clients may have at once.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Core:
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
         host_memory_bytes: int | None = None,
         policy: Callable[[], Policy] | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self._hosts = {
             host: island for island, hosts in islands.items() for host in hosts
@@ -92,7 +96,9 @@ class Core:
         self._outbox = Outbox()
         self._slices: dict[str, SliceRecord] = {}
         self._code = Code(self._slices, self._hosts, self._outbox)
-        self.buffers = Buffers(self._slices, self._outbox, self._idle)
+        self.buffers = Buffers(
+            self._slices, self._outbox, self._idle, limits or Limits()
+        )
         self.dispatch = Dispatch(
             self._slices, self.buffers, self._code, self._outbox, self._idle
         )
@@ -104,8 +110,8 @@ class Core:
         )
         for island in islands:
             scheduler = GangScheduler(policy() if policy is not None else None)
-            self.dispatch.islands.add(island, scheduler)
-        self._clients: set[int] = set()
+            self.dispatch.clients.add_island(island, scheduler)
+        self._clients = self.dispatch.clients
         self._waiting: list[tuple[int, AskSlice]] = []  # until all hosts are there
         self._asked: dict[str, tuple[int, AskSlice]] = {}  # until devices are given
         self._slice_numbers = itertools.count(1)
@@ -123,19 +129,15 @@ class Core:
         """Names of all slices."""
         return list(self._slices)
 
-    def join(self, client: int, *, weight: int = 1) -> None:
+    def join(self, client: int, *, weight: int = 1, priority: int = 0) -> None:
         """Admit a client; numbers begin at 1."""
-        self._clients.add(client)
-        self.dispatch.device_time.join(client)
-        for scheduler in self.dispatch.islands.schedulers.values():
-            scheduler.join(str(client), weight=weight)
+        self._clients.join(client, weight, priority)
 
     def leave(self, client: int) -> None:
         """Forget a client and all that is its own; what is ordered runs to its end."""
         if client not in self._clients:
             return
-        self._clients.discard(client)
-        self.dispatch.device_time.leave(client)
+        self._clients.leave(client)
         self._names.leave(client)
         self._waiting = [each for each in self._waiting if each[0] != client]
         for name in [name for name, (who, _) in self._asked.items() if who == client]:
@@ -144,18 +146,21 @@ class Core:
         gone = pack_error(RunStoppedError("the client of a call is gone; got its end"))
         self.dispatch.cancel(lambda call: call.client == client, gone)
         self.buffers.memory.leave(client, gone)
-        for island, scheduler in self.dispatch.islands.schedulers.items():
-            effects = scheduler.leave(str(client))
-            self.dispatch.follow(self.dispatch.islands.follow(island, effects))
+        self.dispatch.follow(self._clients.drop(client))
         self.buffers.leave(client)
         for slice_ in [each for each in self._slices.values() if each.client == client]:
             slice_.is_dropped = True
             self._idle(slice_)
 
     def handle(self, client: int, message: Any, now_s: float) -> None:
-        """Take a message of a client; one that has left is not heard."""
+        """Take a message of a client; one that has left is not heard.
+
+        Raises:
+            WireError: It is none that a client says; nothing has changed.
+        """
         if client not in self._clients:
             return
+        check_message(client, message, self._slices)
         match message:
             case Call():
                 self._calls.start(client, message)
@@ -341,6 +346,7 @@ class Core:
         if not is_over or slice_.name not in self._slices:
             return
         del self._slices[slice_.name]
+        self._calls.forget_slice(slice_.name)
         self._programs.forget_slice(slice_.name)
         self.dispatch.islands.schedulers[slice_.island].unplace(slice_.name)
         self.buffers.memory.ledger.unplace(slice_.name)

@@ -20,6 +20,7 @@ from timelyml.errors import RunStoppedError, TimelyError
 from timelyml.ml.controller.awaited import Awaited
 from timelyml.ml.controller.buffers import Buffers
 from timelyml.ml.controller.claims import waits_of
+from timelyml.ml.controller.clients import Clients
 from timelyml.ml.controller.code import Code
 from timelyml.ml.controller.messages import Failed
 from timelyml.ml.controller.readers import Readers
@@ -97,6 +98,7 @@ class Dispatch:
     ) -> None:
         self.islands = Islands()
         self.device_time = DeviceTime()
+        self.clients = Clients(self.islands, self.device_time)
         self._slices = slices
         self._buffers = buffers
         self._code = code
@@ -113,8 +115,15 @@ class Dispatch:
         return len(self._works)
 
     def start(self, work: Work, outputs: Iterable[Buffer]) -> None:
-        """Take work whose arguments are there or promised."""
-        directory = self._buffers.directory
+        """Take work whose arguments are there or promised.
+
+        Raises:
+            AdmissionError: Its client has as much as it may.
+        """
+        directory, admission = self._buffers.directory, self._buffers.admission
+        outputs = list(outputs)
+        admission.check_call(work.client, outputs, work.given)
+        admission.begin_call(work.client)
         work.before = self._before(work)
         for entry in work.uses:
             directory.use(entry)
@@ -264,8 +273,9 @@ class Dispatch:
             each.dependants.extend([(work.program, gang, slot) for gang, _ in inputs])
         try:
             effects = self.islands.submit(
-                str(work.client), work.program, graph, is_apart=work.is_apart
-            )
+                str(work.client), work.program, graph,
+                priority=self.clients.priority(work.client), is_apart=work.is_apart,
+            )  # fmt: skip
         except TimelyError as refusal:
             self._drop(work, pack_error(refusal))
             return
@@ -319,6 +329,7 @@ class Dispatch:
     def _settle(self, work: Work) -> None:
         """Say what became of the results of work."""
         del self._works[work.program]
+        self._buffers.admission.end_call(work.client)
         fates = work.owner.fates(work)
         good = []
         for entry in work.results:

@@ -1,38 +1,49 @@
 """The gate: lets clients of other programs in, over ZeroMQ.
 
-Who has the address file has the key in it, so it is readable by its user only. A client
-whose link breaks, because it ended or was killed, is forgotten with all that is its own.
+On this machine by private sockets: who has the address file has the key in it, so it is
+readable by its user only. From others over tcp, encrypted, to who has the server's key.
+A client whose link breaks, because it ended or was killed, is forgotten with all that
+is its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import secrets
 import threading
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from timelyml.errors import PeerLostError
+from timelyml.errors import ConfigError, InvariantError, PeerLostError, TimelyError
 from timelyml.exchange import (
     CONTROLLER,
+    AccessKey,
     Codec,
+    CurveKeys,
     Endpoint,
     Lane,
     LinkFailure,
+    ServerKeys,
     ZmqTransport,
+    own_address_towards,
+    split_tcp,
+    tcp_endpoint,
+    write_private,
 )
 from timelyml.ml.controller.messages import ANSWERS, NEWS, REQUESTS, Fetched
 from timelyml.ml.controller.service import ControllerService
 from timelyml.runtime.boot import endpoint_from_map, endpoint_to_map
+from timelyml.runtime.failure import pack_error
 from timelyml.runtime.scratch import ScratchDirectory
 from timelyml.runtime.shipping import dumps
 
 TOKEN_BYTES = 16
 WAIT_S = 0.5
+PORT_TRIES = 50
+FIRST_PORT, NUM_PORTS = 20000, 12000  # below those that Linux gives out itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,26 +52,62 @@ class Join:
 
     endpoint: Endpoint
     weight: int = 1
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The client is admitted under this number."""
+    """The client is admitted under this number, with so many calls at once."""
 
     client: int
+    max_calls: int
 
 
-MESSAGES: tuple[type, ...] = (Join, Joined, *REQUESTS, *ANSWERS, *NEWS)
+@dataclass(frozen=True, slots=True)
+class TurnedAway:
+    """The client is not admitted; `error` is pickled."""
+
+    error: bytes
+
+
+MESSAGES: tuple[type, ...] = (Join, Joined, TurnedAway, *REQUESTS, *ANSWERS, *NEWS)
 """What the codec between clients and gate encodes; in this order on both sides."""
 
 
 @dataclass(frozen=True, slots=True)
 class GateAddress:
-    """All that a client needs to reach a gate, its key included."""
+    """All that a client needs to reach a gate, its key included.
+
+    `bind` says where the client itself listens.
+    """
 
     endpoint: Endpoint
-    token: bytes
+    token: bytes = field(repr=False)
     bind: str
+
+    @classmethod
+    def remote(cls, address: str, key: AccessKey) -> GateAddress:
+        """Return what a client needs to reach `tcp://host:port`.
+
+        Raises:
+            ConfigError: It is no such address, or its host is not known.
+        """
+        host, _ = split_tcp(address)
+        endpoint = tcp_endpoint(address, key.public)
+        return cls(endpoint, key.token, f"tcp://{own_address_towards(host)}:*")
+
+    def transport(self, index: int) -> ZmqTransport:
+        """Return a transport with a way to the gate."""
+        is_remote = self.bind.startswith("tcp://")
+        transport = ZmqTransport(
+            index,
+            codec=client_codec(),
+            token=self.token,
+            bind=self.bind,
+            keys=CurveKeys.generate() if is_remote else None,
+        )
+        transport.connect(CONTROLLER, self.endpoint)
+        return transport
 
     def write(self, path: Path) -> None:
         """Write it to a file that only this user can read."""
@@ -69,10 +116,7 @@ class GateAddress:
             "token": self.token.hex(),
             "bind": self.bind,
         }
-        path.unlink(missing_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(values, file)
+        write_private(path, json.dumps(values))
 
     @classmethod
     def read(cls, path: Path) -> GateAddress:
@@ -95,17 +139,33 @@ class ClientGate:
 
     Args:
         service: Whom they are clients of.
+        listen: `tcp://host:port` for clients of other machines; `*` for a free port;
+            private sockets of this machine if None.
+        keys: What they have to know, over tcp.
+
+    Raises:
+        ConfigError: The address cannot be listened at.
     """
 
-    def __init__(self, service: ControllerService) -> None:
+    def __init__(
+        self,
+        service: ControllerService,
+        *,
+        listen: str | None = None,
+        keys: ServerKeys | None = None,
+    ) -> None:
         self._service = service
         self._scratch = ScratchDirectory()
-        bind = f"ipc://{self._scratch.path}"
-        token = secrets.token_bytes(TOKEN_BYTES)
-        self._transport = ZmqTransport(
-            CONTROLLER, codec=client_codec(), token=token, bind=bind
-        )
-        self.address = GateAddress(self._transport.endpoint, token, bind)
+        keys = keys or ServerKeys.generate()
+        if listen is None:
+            bind = f"ipc://{self._scratch.path}"
+            self._transport = ZmqTransport(
+                CONTROLLER, codec=client_codec(), token=keys.token, bind=bind
+            )
+        else:
+            bind = ""
+            self._transport = _listening(listen, keys)
+        self.address = GateAddress(self._transport.endpoint, keys.token, bind)
         self._clients: dict[int, int] = {}  # numbers, by peer
         self._outbox: deque[tuple[int, Any]] = deque()
         self._is_closing = threading.Event()
@@ -143,15 +203,22 @@ class ClientGate:
             if client is not None:
                 del self._clients[peer]
                 self._service.disconnect(client)
-        elif isinstance(message, Join):
+        elif isinstance(message, Join) and client is None:
             self._transport.connect(peer, message.endpoint)
-            client = self._service.connect(
-                lambda body: self._say(peer, body), message.weight
-            )
-            self._clients[peer] = client
-            self._say(peer, Joined(client))
+            self._admit(peer, message)
         elif client is not None:
             self._service.submit(client, message)
+
+    def _admit(self, peer: int, message: Join) -> None:
+        try:
+            client = self._service.connect(
+                lambda body: self._say(peer, body), message.weight, message.priority
+            )
+        except TimelyError as error:
+            self._say(peer, TurnedAway(pack_error(error)))
+            return
+        self._clients[peer] = client
+        self._say(peer, Joined(client, self._service.max_calls))
 
     def _say(self, peer: int, message: Any) -> None:
         self._outbox.append((peer, message))
@@ -163,3 +230,22 @@ class ClientGate:
             lane = Lane.BULK if isinstance(message, Fetched) else Lane.CONTROL
             with contextlib.suppress(PeerLostError):  # it is told apart, as a failure
                 self._transport.send(peer, message, lane)
+
+
+def _listening(listen: str, keys: ServerKeys) -> ZmqTransport:
+    """Return a transport that listens at an address, or at a free port of a host."""
+
+    def at(address: str) -> ZmqTransport:
+        codec, token = client_codec(), keys.token
+        return ZmqTransport(
+            CONTROLLER, codec=codec, token=token, bind=address, keys=keys.curve
+        )
+
+    host, port = split_tcp(listen)
+    if port != "*":
+        return at(listen)
+    for tries_left in reversed(range(PORT_TRIES)):
+        number = FIRST_PORT + 2 * secrets.randbelow(NUM_PORTS // 2)
+        with contextlib.suppress(*([ConfigError] if tries_left else [])):
+            return at(f"tcp://{host}:{number}")
+    raise InvariantError("no try was the last one")

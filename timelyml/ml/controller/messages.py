@@ -278,6 +278,8 @@ class ClientUsage:
         num_objects: Buffers that it is charged for.
         device_bytes: What these take on all devices together.
         host_bytes: What these take in the memory of all hosts together.
+        weight: Its share of device time, under the policy "share".
+        priority: Larger ones go first, under the policy "priority".
     """
 
     client: int | None
@@ -286,6 +288,8 @@ class ClientUsage:
     num_objects: int
     device_bytes: int
     host_bytes: int
+    weight: int = 1
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,23 +7,35 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
-from timelyml.errors import InvariantError, PeerError, RunStoppedError, TimelyError
+from timelyml.errors import (
+    InvariantError,
+    PeerError,
+    RunStoppedError,
+    TimelyError,
+    WireError,
+)
+from timelyml.ml.controller.admission import Limits
 from timelyml.ml.controller.core import Core
 from timelyml.ml.controller.messages import Closed
 from timelyml.ml.controller.records import ToHost
-from timelyml.ml.scheduling import Fifo, Policy, ProportionalShare
+from timelyml.ml.scheduling import Fifo, Policy, Priority, ProportionalShare
 from timelyml.runtime.failure import pack_error
 from timelyml.runtime.service import ServiceSite
 
 MAX_MESSAGES_PER_STEP = 256
+PRIORITY_AGING_NS = 1_000_000_000
+"""Device time for which a gang waits to rise by one, so that none waits for ever."""
 
 POLICIES: dict[str, Callable[[], Policy]] = {
     "fifo": Fifo,
     "share": ProportionalShare,
+    "priority": partial(Priority, PRIORITY_AGING_NS),
 }
-"""By name: in the order of calls, or device time in proportion to weights."""
+"""By name: in the order of calls; device time in proportion to weights; or larger
+priorities first, where whoever waits rises."""
 
 Receive: TypeAlias = Callable[[Any], None]
 
@@ -36,11 +48,13 @@ class ControllerService:
 
     def __init__(self, site: ServiceSite) -> None:
         self._site = site
+        self._limits = Limits(**site.options.get("limits", {}))
         self._core = Core(
             site.options["islands"],
             memory_bytes=site.options["memory_bytes"],
             host_memory_bytes=site.options["host_memory_bytes"],
             policy=POLICIES[site.options["policy"]],
+            limits=self._limits,
         )
         self._inbox: deque[Callable[[], None]] = deque()
         self._clients: dict[int, Receive] = {}
@@ -48,16 +62,27 @@ class ControllerService:
         self._lock = threading.Lock()
         self._error: TimelyError | None = None
 
-    def connect(self, receive: Receive, weight: int = 1) -> int:
+    @property
+    def max_calls(self) -> int:
+        """Calls that a client may have under way."""
+        return self._limits.max_calls
+
+    def connect(self, receive: Receive, weight: int = 1, priority: int = 0) -> int:
         """Admit a client and return its number.
 
         Args:
-            weight: Its share of device time, where the policy looks at it.
             receive: Called with what it is told, in the controller's thread; quick.
+            weight: Its share of device time, where the policy looks at it.
+            priority: Larger ones go first, where the policy looks at it.
+
+        Raises:
+            AdmissionError: There are as many as there may be.
         """
-        client = next(self._numbers)
-        self._clients[client] = receive
-        self._post(lambda: self._core.join(client, weight=weight))
+        with self._lock:
+            self._limits.check_clients(len(self._clients))
+            client = next(self._numbers)
+            self._clients[client] = receive
+        self._post(lambda: self._core.join(client, weight=weight, priority=priority))
         return client
 
     def submit(self, client: int, message: Any) -> None:
@@ -66,6 +91,8 @@ class ControllerService:
         def take() -> None:
             try:
                 self._core.handle(client, message, self._site.clock())
+            except WireError as error:
+                self._forget(client, error)
             except Exception as error:  # noqa: BLE001 - others must not suffer from it
                 failure = InvariantError(
                     f"client {client} was put out; got {type(error).__name__}: {error} "

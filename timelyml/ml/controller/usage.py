@@ -15,6 +15,8 @@ from timelyml.ml.store import NOBODY, Directory, Ledger
 class _Ran:
     """What a client ran so far."""
 
+    weight: int = 1
+    priority: int = 0
     device_ns: int = 0
     num_launches: int = 0
 
@@ -25,9 +27,9 @@ class DeviceTime:
     def __init__(self) -> None:
         self._ran: dict[int, _Ran] = {}
 
-    def join(self, client: int) -> None:
+    def join(self, client: int, weight: int = 1, priority: int = 0) -> None:
         """Begin to count for a client."""
-        self._ran[client] = _Ran()
+        self._ran[client] = _Ran(weight, priority)
 
     def leave(self, client: int) -> None:
         """Forget a client; what it has under way counts for nobody."""
@@ -56,6 +58,8 @@ class DeviceTime:
                     len(owned),
                     sum(each.device_bytes for each in owned),
                     sum(each.host_bytes for each in owned),
+                    ran.weight,
+                    ran.priority,
                 )
             )
         return tuple(found)

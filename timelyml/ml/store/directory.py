@@ -8,6 +8,7 @@ labelled with their owners).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -87,6 +88,7 @@ class Directory:
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}
         self._by_client: dict[int, set[int]] = {}
+        self._held_bytes: Counter[int] = Counter()  # by client
         self._published: dict[str, tuple[tuple[int, ...], bytes]] = {}
 
     def __contains__(self, number: object) -> bool:
@@ -135,6 +137,7 @@ class Directory:
         if client != NOBODY:
             entry.holders[client] = 1
             self._by_client.setdefault(client, set()).add(number)
+            self._count(entry, [client], 1)
         return entry
 
     def use(self, entry: Entry, *, is_exported: bool = False) -> None:
@@ -166,6 +169,7 @@ class Directory:
         del entry.holders[client]
         entry.waiters.discard(client)
         self._by_client[client].discard(number)
+        self._count(entry, [client], -1)
         return self._deleted(entry)
 
     def drop(self, client: int, numbers: Iterable[int]) -> list[DirectoryEffect]:
@@ -186,6 +190,7 @@ class Directory:
         numbers = sorted(self._by_client.get(client, ()))
         found = [each for number in numbers for each in self.give_up(client, number)]
         self._by_client.pop(client, None)
+        self._held_bytes.pop(client, None)
         return found
 
     def ready(self, numbers: Iterable[int]) -> list[DirectoryEffect]:
@@ -204,7 +209,7 @@ class Directory:
         for number in numbers:
             entry = self._entries.get(number)
             if entry is not None and entry.state is BufferState.PENDING:
-                entry.state, entry.error = BufferState.FAILED, error
+                self._set_failed(entry, error)
                 found += self._tell(entry)
         return found
 
@@ -213,7 +218,7 @@ class Directory:
         entry = self._entries.get(number)
         if entry is None or entry.state is BufferState.FAILED:
             return []
-        entry.state, entry.error = BufferState.FAILED, error
+        self._set_failed(entry, error)
         entry.waiters.update(entry.holders)
         return self._tell(entry)
 
@@ -266,8 +271,10 @@ class Directory:
             raise unknown_name(name, self._published)
         numbers, structure = self._published[name]
         for number in numbers:
-            holders = self._entries[number].holders
-            holders[client] = holders.get(client, 0) + 1
+            entry = self._entries[number]
+            if client not in entry.holders:
+                self._count(entry, [client], 1)
+            entry.holders[client] = entry.holders.get(client, 0) + 1
         self._by_client.setdefault(client, set()).update(numbers)
         return numbers, structure
 
@@ -295,9 +302,22 @@ class Directory:
         """Return the buffers that a client holds."""
         return sorted(self._by_client.get(client, ()))
 
+    def held_bytes(self, client: int) -> int:
+        """Return the bytes of what a client holds and did not fail, each counted once."""
+        return self._held_bytes[client]
+
     def entries(self) -> list[Entry]:
         """Return all buffers there are, oldest first."""
         return list(self._entries.values())
+
+    def _set_failed(self, entry: Entry, error: bytes) -> None:
+        self._count(entry, entry.holders, -1)
+        entry.state, entry.error = BufferState.FAILED, error
+
+    def _count(self, entry: Entry, clients: Iterable[int], sign: int) -> None:
+        if entry.state is not BufferState.FAILED:
+            for client in clients:
+                self._held_bytes[client] += sign * entry.buffer.type.size_bytes
 
     def _tell(self, entry: Entry) -> list[DirectoryEffect]:
         if not entry.waiters:
