@@ -27,6 +27,7 @@ from timelyml.ml.compute import compute
 from timelyml.ml.controller import ClientUsage, ObjectInfo
 from timelyml.ml.firing import Blocks, Firing, Rule, add_firing_operator
 from timelyml.ml.functions import jit
+from timelyml.ml.gradients import grad, value_and_grad
 from timelyml.ml.moe import (
     DispatchPlan,
     MoE,
@@ -47,7 +48,7 @@ from timelyml.ml.pipeline import (
     pipeline,
 )
 from timelyml.ml.programs import OfflineClient, program
-from timelyml.ml.sharded import grad, rows, train_step, value_and_grad
+from timelyml.ml.sharded import rows, train_step
 
 __all__ = [
     "AdmissionError",

@@ -11,6 +11,7 @@ from timelyml.ml.functions.computation import (
     Settings,
     Spec,
 )
+from timelyml.ml.functions.flat import FlatFunction
 from timelyml.ml.functions.jit import (
     JitFunction,
     Operand,
@@ -49,6 +50,7 @@ __all__ = [
     "Computation",
     "Executable",
     "Executables",
+    "FlatFunction",
     "JitFunction",
     "LogicalMesh",
     "MemoryNeeds",

@@ -20,6 +20,7 @@ import jax
 from timelyml.errors import ConfigError, HandleError, TraceError
 from timelyml.ml.functions.blame import name_of
 from timelyml.ml.functions.computation import ArrayType, Computation, Spec
+from timelyml.ml.functions.flat import FlatFunction
 from timelyml.ml.functions.options import Options, Splitter, as_options
 from timelyml.ml.functions.settings import current_settings, settings_key
 from timelyml.ml.functions.specs import logical_mesh
@@ -86,12 +87,16 @@ class TracedCall:
             values that become `computation.in_types`. An operand need not lie as
             `in_specs` says, nor on this slice; whoever runs the call moves it.
         out_tree: The structure of the results.
+        flat: The Python function, of the operands; its derivative is made of it.
+        line: The user's, if it is not the one that calls now.
     """
 
     computation: Computation
     slice: SliceLike
     operands: tuple[Any, ...]
     out_tree: Any
+    flat: FlatFunction
+    line: str = ""
 
     def results(self, values: Iterable[Any]) -> Any:
         """Return what the function returns, of one value for each result."""
@@ -204,7 +209,9 @@ class JitFunction:
         operands = tuple([leaves[each] for each in traced.used])
         if traced.computation.donated:
             self._check_donated(traced.computation.donated, operands)
-        return TracedCall(traced.computation, self.slice, operands, traced.out_tree)
+        return TracedCall(
+            traced.computation, self.slice, operands, traced.out_tree, traced.flat
+        )
 
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
         return trace(

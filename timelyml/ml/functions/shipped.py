@@ -48,7 +48,7 @@ def ship_function(
         ShippingError: It captures something that cannot be pickled.
     """
     skeleton = jax.tree.unflatten(in_tree, range(in_tree.num_leaves))
-    classes = {**_dataclasses(in_tree), **_dataclasses(out_tree)}
+    classes = {**dataclasses_in(in_tree), **dataclasses_in(out_tree)}
     shipped = ShippedFunction(fun, split.fixed, skeleton, tuple(classes.items()))
     try:
         return dumps(shipped)
@@ -78,12 +78,12 @@ def unship_function(pickled: bytes) -> ShippedFunction:
             reason=repr(error),
         ) from error
     for cls, data_fields in shipped.classes:
-        _register(cls, data_fields)
+        register(cls, data_fields)
     return shipped
 
 
-def _dataclasses(tree: Any) -> dict[type, tuple[str, ...]]:
-    """The dataclasses among the nodes of a tree, with the fields that hold arrays."""
+def dataclasses_in(tree: Any) -> dict[type, tuple[str, ...]]:
+    """Return the dataclasses among the nodes of a tree, with fields that hold arrays."""
     found: dict[type, tuple[str, ...]] = {}
     node: tuple[type, Any] | None = tree.node_data()
     if node is not None and dataclasses.is_dataclass(node[0]):
@@ -95,11 +95,12 @@ def _dataclasses(tree: Any) -> dict[type, tuple[str, ...]]:
         if names.issuperset(keys):
             found[cls] = tuple(str(key) for key in keys)
     for child in tree.children():
-        found.update(_dataclasses(child))
+        found.update(dataclasses_in(child))
     return found
 
 
-def _register(cls: type, data_fields: tuple[str, ...]) -> None:
+def register(cls: type, data_fields: tuple[str, ...]) -> None:
+    """Tell JAX of a dataclass, unless it knows it."""
     names = [each.name for each in dataclasses.fields(cls) if each.init]
     meta_fields = [name for name in names if name not in data_fields]
     # It is known already if its module was imported, or if it came before.

@@ -31,6 +31,7 @@ from timelyml.ml.functions.computation import (
     Spec,
 )
 from timelyml.ml.functions.costs import flops_of
+from timelyml.ml.functions.flat import FlatFunction
 from timelyml.ml.functions.options import Arguments, Options, Splitter
 from timelyml.ml.functions.settings import applied
 from timelyml.ml.functions.shipped import ship_function
@@ -57,12 +58,14 @@ class Traced:
         in_tree: Of `(args, kwargs)` without those that are static.
         out_tree: Of the results.
         used: Positions, among the leaves of `in_tree`, of the computation's arguments.
+        flat: The Python function, of the computation's arguments.
     """
 
     computation: Computation
     in_tree: Any
     out_tree: Any
     used: tuple[int, ...]
+    flat: FlatFunction
 
 
 def trace(
@@ -160,7 +163,15 @@ class _Attempt:
             checks=checks,
             pickled_code=code,
         )
-        return Traced(_identified(found), self._in_tree, out_tree, used)
+        flat = FlatFunction(
+            self._fun,
+            self._split.static_args,
+            self._split.static_kwargs,
+            self._in_tree,
+            self._in_types,
+            used,
+        )
+        return Traced(_identified(found), self._in_tree, out_tree, used, flat)
 
     def _traced_with_checks(self) -> tuple[Callable[..., Any], Any, Checks | None]:
         """Trace the function, and again with its checks as results if it has any."""

@@ -73,7 +73,7 @@ class Recorder:
     def call(self, call: TracedCall) -> Sequence[Any]:
         """Record a call of a compiled function; return what stands for its results."""
         self._use_slice(call.slice)
-        line = calling_line()
+        line = call.line or calling_line()
         operands = tuple(
             self._operand(each, call.computation.in_types[i], call.computation.name)
             for i, each in enumerate(call.operands)
@@ -122,18 +122,12 @@ class Recorder:
 
     def _operand(self, leaf: Any, array_type: ArrayType, user: str) -> Ref:
         """The output that a value is, which a function (or the result, "") uses."""
-        if isinstance(leaf, Placeholder):
-            if leaf.recorder is not self:
-                raise TraceError(
-                    f"program {self.name!r} uses a value of another program at "
-                    f"{calling_line()}; got {leaf!r}; expected its own; pass it in as "
-                    f"an argument, and out as a result",
-                    function=self.name,
-                )
+        if isinstance(leaf, Placeholder) and leaf.recorder is self:
             ref = leaf.ref
         elif (known := self._known.get(id(leaf))) is not None:
             ref = known[1]
         elif isinstance(getattr(leaf, "type", None), ArrayType):
+            self._check_captured(leaf)
             ref = Ref(self._add_arg(leaf, f"captured {len(self.captured)}"))
             self.captured.append(leaf)
             self._known[id(leaf)] = leaf, ref  # kept, so that its id stays its own
@@ -149,6 +143,15 @@ class Recorder:
                 program=self.name,
             )
         return ref
+
+    def _check_captured(self, leaf: Any) -> None:
+        if isinstance(leaf, Placeholder):
+            raise TraceError(
+                f"program {self.name!r} uses a value of another program at "
+                f"{calling_line()}; got {leaf!r}; expected its own; pass it in as "
+                f"an argument, and out as a result",
+                function=self.name,
+            )
 
     def _constant(self, leaf: Any, array_type: ArrayType) -> Ref:
         if array_type.key_impl is None:

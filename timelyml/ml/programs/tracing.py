@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -68,6 +69,7 @@ class ProgramFunction:
 
     Attributes:
         function: The Python function.
+        split: Tells its traced arguments from its static ones.
     """
 
     def __init__(
@@ -83,9 +85,10 @@ class ProgramFunction:
             static_argnums=static_argnums, static_argnames=static_argnames
         )
         self.function = function
+        self.split = Splitter(function, options)
         self._fuse = fuse
         self._dispatch = dispatch
-        self._split = Splitter(function, options)
+        self._static = static_argnums, static_argnames
         self._traced: dict[Any, _Traced] = {}
         functools.update_wrapper(self, function, updated=())
 
@@ -117,7 +120,7 @@ class ProgramFunction:
             TraceError: As a call.
             HandleError: As a call.
         """
-        split = self._split(args, kwargs)
+        split = self.split(args, kwargs)
         leaves, tree = jax.tree.flatten((split.args, split.kwargs))
         key = (
             tree,
@@ -134,6 +137,17 @@ class ProgramFunction:
             self._check_donated(traced.program, operands)
         return ProgramCall(
             traced.program, traced.client, operands, traced.out_tree, self._dispatch
+        )
+
+    def derived(self, function: Callable[..., Any]) -> ProgramFunction:
+        """Return another block with the same parameters, as a program like this one."""
+        nums, names = self._static
+        return ProgramFunction(
+            function,
+            fuse=self._fuse,
+            dispatch=self._dispatch,
+            static_argnums=nums,
+            static_argnames=names,
         )
 
     def program(self, *args: Any, **kwargs: Any) -> Program:
@@ -248,7 +262,8 @@ def program(
 def _label(function: Callable[..., Any], path: Sequence[Any]) -> str:
     """What the user calls a leaf of the arguments: `state['weights']`."""
     kind, first, *rest = path
-    names = getattr(getattr(function, "__code__", None), "co_varnames", ())
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    names = getattr(code, "co_varnames", ())
     if getattr(kind, "idx", 0) == 0:
         position = first.idx
         name = names[position] if position < len(names) else f"argument {position}"
