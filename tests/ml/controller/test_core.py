@@ -79,6 +79,7 @@ def random_calls(world, num_calls):
         if rng.random() < 0.2 and len(live) > 2:
             world.release([live.pop(rng.randrange(len(live)))])
         if rng.random() < 0.2:
+            world.num_fetches += 1
             world.say(1, Fetch(rng.choice(live)))
     return expected, live
 

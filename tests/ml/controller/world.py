@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import random
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from timelyml.ml.controller import (
     Release,
     SliceGiven,
 )
+from timelyml.ml.controller.estate import Moved
 from timelyml.ml.controller.records import ToHost
 from timelyml.ml.functions import (
     ArrayType,
@@ -36,6 +37,7 @@ from timelyml.ml.functions import (
 from timelyml.ml.hosts import (
     Compiled,
     Done,
+    Leave,
     Load,
     LoadProgram,
     Orders,
@@ -45,6 +47,8 @@ from timelyml.ml.hosts import (
     Reports,
     SliceMade,
     Spilled,
+    Stand,
+    boxes_by_device,
 )
 from timelyml.ml.hosts.boxes import size_of
 from timelyml.ml.hosts.plans import plan_for
@@ -98,6 +102,7 @@ class FakeHost:
     spills: set = field(default_factory=set)
     copies: dict = field(default_factory=dict)
     sizes: dict = field(default_factory=dict)  # number -> slice, bytes on a device
+    on_host: set = field(default_factory=set)  # expected, to be copies
     taken: set = field(default_factory=set)  # given to a launch, not released yet
     plans: dict = field(default_factory=dict)
     runs: dict = field(default_factory=dict)  # calls of programs, by name
@@ -119,6 +124,10 @@ class FakeHost:
                 self.plans[body.program] = plan_for(program, self.index)
             case Pieces():
                 self.add(body)
+            case Leave():
+                self.leave(body)
+            case Stand():
+                self.stand(body)
             case Orders():
                 self.take_orders(body)
         self.advance()
@@ -128,17 +137,11 @@ class FakeHost:
 
     def take_orders(self, orders):
         for number in orders.returns:
-            self.buffers[number] = self.copies.pop(number)
+            self.on_host.discard(number)
+            if number in self.copies:
+                self.buffers[number] = self.copies.pop(number)
         for expect in orders.expects:
-            held = self.world.core._slices[expect.slice].held(
-                expect.spec, expect.type.shape
-            )
-            boxes = {box for host, box in held if host == self.index}
-            size = share_of(expect.type, expect.spec, len(held))
-            self.sizes[expect.buffer] = expect.slice, size
-            self.expected[expect.buffer] = [sum(map(size_of, boxes)), None]
-            for pieces in self.early.pop(expect.buffer, []):
-                self.add(pieces)
+            self.expect(expect)
         for prepare in orders.prepares:
             assert prepare.slice in self.slices
             self.prepares[prepare.key] = prepare
@@ -170,6 +173,46 @@ class FakeHost:
         for name in orders.dropped:
             del self.slices[name]
 
+    def expect(self, expect):
+        made = self.slices[expect.slice]
+        mesh = LogicalMesh(made.axis_names, made.axis_sizes)
+        rank = self.world.core.places.island_of(self.index).hosts.index(self.index)
+        boxes = boxes_by_device(mesh, expect.spec, expect.type.shape)
+        own = {
+            box for box, (of, _) in zip(boxes, made.devices, strict=True) if of == rank
+        }
+        size = share_of(expect.type, expect.spec, len(boxes))
+        self.sizes[expect.buffer] = expect.slice, size
+        self.expected[expect.buffer] = [sum(map(size_of, own)), None]
+        if expect.is_copy:
+            self.on_host.add(expect.buffer)
+        for pieces in self.early.pop(expect.buffer, []):
+            self.add(pieces)
+
+    def leave(self, leave):
+        """Send copies of what moves; nothing of it is on devices or awaited."""
+        for export in leave.exports:
+            assert export.buffer in self.copies
+            self.export(export, self.copies[export.buffer])
+        for number in leave.buffers:
+            assert number not in self.buffers
+            self.copies.pop(number, None)
+            self.exports = [e for e in self.exports if e.buffer != number]
+
+    def stand(self, stand):
+        made = self.slices.pop(stand.stand)
+        self.slices[stand.slice] = replace(made, name=stand.slice)
+        for expect in stand.expects:
+            self.expect(expect)
+
+    def export(self, export, error):
+        pieces = tuple(
+            Piece(tuple(a for a, _ in box), np.zeros([b - a for a, b in box]))
+            for box in export.boxes
+        )
+        sent = Pieces(export.target, pieces, error)
+        self.world.send(self.index, export.peer, sent, Lane.BULK)
+
     def add(self, pieces):
         if pieces.target not in self.expected:
             self.early.setdefault(pieces.target, []).append(pieces)
@@ -181,6 +224,10 @@ class FakeHost:
             del self.expected[pieces.target]
             if pieces.target in self.dropped:
                 self.dropped.discard(pieces.target)
+                self.on_host.discard(pieces.target)
+            elif pieces.target in self.on_host:
+                self.on_host.discard(pieces.target)
+                self.copies[pieces.target] = entry[1]
             else:
                 self.buffers[pieces.target] = entry[1]
 
@@ -201,22 +248,12 @@ class FakeHost:
         for export in list(self.exports):
             if export.buffer in there and not self.is_running(export.buffer):
                 self.exports.remove(export)
-                pieces = tuple(
-                    Piece(tuple(a for a, _ in box), np.zeros([b - a for a, b in box]))
-                    for box in export.boxes
-                )
-                error = there[export.buffer]
-                self.world.send(
-                    self.index,
-                    export.peer,
-                    Pieces(export.target, pieces, error),
-                    Lane.BULK,
-                )
+                self.export(export, there[export.buffer])
 
     def used_bytes(self):
         """What is taken of each device: by what is there or coming, and by launches."""
         used = dict.fromkeys(range(DEVICES), 0)
-        there = self.buffers.keys() | self.expected.keys()
+        there = self.buffers.keys() | self.expected.keys() - self.on_host
         for slice_, size in [self.sizes[n] for n in there - self.taken] + [
             each.scratch for each in self.running if each.scratch
         ]:
@@ -306,6 +343,7 @@ class World:
         self.memory_bytes = memory.get("memory_bytes", 4 << 30)
         self.devices = {}  # of each slice
         self.num_spilled = 0
+        self.num_fetches = 0
         self.settle()
 
     def needs_of(self, identity):
@@ -334,7 +372,7 @@ class World:
                 assert effect.host not in self.dead
                 self.send(CONTROLLER, effect.host, effect.body, effect.lane)
             else:
-                if isinstance(effect.body, SliceGiven):
+                if isinstance(effect.body, SliceGiven | Moved):
                     self.devices[effect.body.slice] = effect.body.devices
                 self.heard[effect.client].append(effect.body)
 
@@ -369,7 +407,7 @@ class World:
             pass
 
     def lose(self, host, error):
-        lost = self.islands[self.core._hosts[host]]
+        lost = self.core.places.island_of(host).hosts
         self.dead.update(lost)
         self.core.lose(host, error, 0.0)
         self.flush()

@@ -206,9 +206,9 @@ def test_a_placement_moves_once_nothing_is_left_there():
     assert ledger.spilled(number_of(1)) == []
     assert ledger.finished("p") == [Spill(buffer(2, 10, "home"))]
     with pytest.raises(InvariantError, match="cannot move"):
-        ledger.move("home", ["d1"])
+        ledger.move("home", ["d1"], ["h"])
     assert ledger.spilled(number_of(2)) == [Vacant("home")]
-    assert ledger.move("home", ["d1"]) == [Admit("q")]
+    assert ledger.move("home", ["d1"], ["h"]) == [Admit("q")]
     ledger.request(claim("r", reads=[buffer(1, 10, "home")]))
     assert ledger.used_bytes() == {"d0": 0, "d1": 11}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -22,8 +22,10 @@ from timelyml.ml.client.inbox import Inbox
 from timelyml.ml.client.link import Link, Wishes
 from timelyml.ml.client.programs import Programs
 from timelyml.ml.client.releases import Releases
+from timelyml.ml.client.resources import Resources
 from timelyml.ml.client.sharing import held, put_together, taken_apart
 from timelyml.ml.client.slices import Slice, SliceSharding, check_axes
+from timelyml.ml.controller.estate import Moved
 from timelyml.ml.controller.messages import (
     AskObjects,
     AskSlice,
@@ -68,13 +70,17 @@ class Client:
     Args:
         link: Its way to the controller; closed with it.
         max_unfinished_calls: A call waits while so many are not over.
+
+    Attributes:
+        resources: The devices of the cluster.
     """
 
     def __init__(
         self, link: Link, *, max_unfinished_calls: int = MAX_UNFINISHED_CALLS
     ) -> None:
+        self.resources = Resources(self._ask)
         self._link = link
-        self._inbox = Inbox(max_unfinished_calls)
+        self._inbox = Inbox(max_unfinished_calls, self._moved)
         self._slices: dict[str, Slice] = {}
         self._programs = Programs(self, self._slices)
         self._registered: set[tuple[str, str]] = set()
@@ -108,12 +114,9 @@ class Client:
             ConfigError: The shape makes no sense.
         """
         check_axes(axes)
-        request = next(self._requests)
         names, sizes = tuple(axes), tuple(axes.values())
-        self.send(
-            AskSlice(request, names, sizes, kind, island, memory_bytes or 0, timeout_s)
-        )
-        answer: SliceGiven = self._inbox.answer_to(request, "a slice")
+        wanted = names, sizes, kind, island, memory_bytes or 0, timeout_s
+        answer: SliceGiven = self._ask(lambda n: AskSlice(n, *wanted), "a slice")
         given = Slice(
             answer.slice,
             AbstractMesh(sizes, names),
@@ -277,9 +280,7 @@ class Client:
             ShippingError: The tree has parts that cannot be pickled.
         """
         buffers, structure = taken_apart(tree, self)
-        request = next(self._requests)
-        self.send(Publish(request, name, buffers, structure))
-        self._inbox.answer_to(request, f"name {name!r}")
+        self._ask(lambda n: Publish(n, name, buffers, structure), f"name {name!r}")
 
     def open(self, name: str, *, timeout_s: float | None = 0) -> Any:
         """Return the tree of handles that a client published under a name.
@@ -297,9 +298,7 @@ class Client:
             DeadlineError: Nothing was in time.
             ShippingError: A class of the tree cannot be imported here.
         """
-        request = next(self._requests)
-        self.send(Open(request, name, timeout_s))
-        opened: Opened = self._inbox.answer_to(request, f"name {name!r}")
+        opened: Opened = self._ask(lambda n: Open(n, name, timeout_s), f"name {name!r}")
         tree = put_together(opened, lambda each: held(each, self, self._inbox))
         self.send(Watch(tuple(each.buffer for each in opened.buffers)))
         return tree
@@ -310,16 +309,12 @@ class Client:
         Raises:
             HandleError: Nothing is published under the name.
         """
-        request = next(self._requests)
-        self.send(Unpublish(request, name))
-        self._inbox.answer_to(request, f"name {name!r}")
+        self._ask(lambda request: Unpublish(request, name), f"name {name!r}")
 
     def objects(self) -> tuple[ObjectInfo, ...]:
         """Return all values there are on the cluster, of all clients, oldest first."""
-        request = next(self._requests)
         self._releases.flush()
-        self.send(AskObjects(request))
-        answer: Objects = self._inbox.answer_to(request, "the list of objects")
+        answer: Objects = self._ask(AskObjects, "the list of objects")
         return answer.objects
 
     def usage(self) -> tuple[ClientUsage, ...]:
@@ -328,10 +323,8 @@ class Client:
         The last line may be of what belongs to no client: published values, and those
         that only calls under way need.
         """
-        request = next(self._requests)
         self._releases.flush()
-        self.send(AskUsage(request))
-        answer: Usage = self._inbox.answer_to(request, "the list of clients")
+        answer: Usage = self._ask(AskUsage, "the list of clients")
         return answer.clients
 
     def another(self, *, weight: int = 1, priority: int = 0) -> Client:
@@ -373,6 +366,20 @@ class Client:
 
     def __repr__(self) -> str:
         return f"<Client {self._number}, {'open' if self._inbox.is_open else 'closed'}>"
+
+    def _ask(
+        self, make: Callable[[int], Any], what: str, timeout_s: float | None = None
+    ) -> Any:
+        """Send a request and wait for its answer."""
+        request = next(self._requests)
+        self.send(make(request))
+        return self._inbox.answer_to(request, what, timeout_s)
+
+    def _moved(self, moved: Moved) -> None:
+        slice_ = self._slices.get(moved.slice)
+        if slice_ is not None:
+            slice_.island, slice_.platform = moved.island, moved.platform
+            slice_.devices = moved.devices
 
     def _operand(
         self, value: Any, computation: Computation, position: int, slice_: Slice

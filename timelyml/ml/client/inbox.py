@@ -11,6 +11,7 @@ from typing import Any
 from timelyml.errors import DeadlineError, TimelyError
 from timelyml.ml.client.elements import assembled
 from timelyml.ml.client.handle import Handle
+from timelyml.ml.controller.estate import Moved
 from timelyml.ml.controller.messages import (
     ANSWERS,
     Closed,
@@ -27,9 +28,15 @@ class Inbox:
 
     Args:
         max_unfinished_calls: How far a client runs ahead.
+        on_moved: Called when a slice stands elsewhere; quick.
     """
 
-    def __init__(self, max_unfinished_calls: int) -> None:
+    def __init__(
+        self,
+        max_unfinished_calls: int,
+        on_moved: Callable[[Moved], None] = lambda _: None,
+    ) -> None:
+        self._on_moved = on_moved
         self.max_unfinished_calls = max_unfinished_calls
         self._changed = threading.Condition()
         self._handles: weakref.WeakValueDictionary[int, Handle] = (
@@ -95,13 +102,14 @@ class Inbox:
                     )
                 self._changed.wait(left)
 
-    def answer_to(self, request: int, what: str) -> Any:
+    def answer_to(self, request: int, what: str, timeout_s: float | None = None) -> Any:
         """Wait for the answer to a request.
 
         Raises:
+            DeadlineError: It was not in time.
             TimelyError: It was refused, or nothing is heard any more.
         """
-        self.wait(lambda: request in self._answers, None, what)
+        self.wait(lambda: request in self._answers, timeout_s, what)
         answer = self._answers.pop(request)
         if isinstance(answer, Refused):
             raise unpack_error(answer.error)
@@ -120,6 +128,8 @@ class Inbox:
                     self._fail(message.buffers, message.error)
                 case Fetched():
                     self._on_fetched(message)
+                case Moved():
+                    self._on_moved(message)
                 case Closed():
                     self._end = self._end or unpack_error(message.error)
             self._changed.notify_all()

@@ -21,10 +21,28 @@ class SliceOwner(Runner, Protocol):
     def put(self, tree: Any, sharding: Any) -> Any:
         """Bring arrays to a slice and return handles in their place."""
 
+    @property
+    def resources(self) -> Resources:
+        """The devices of the cluster."""
 
-@dataclass(frozen=True, slots=True, eq=False)
+
+class Resources(Protocol):
+    """Who changes where slices stand."""
+
+    def change_slice(
+        self, slice_: Slice, change: str, island: str | None, timeout_s: float | None
+    ) -> None:
+        """Change where a slice stands; returns once it is so."""
+
+
+@dataclass(slots=True, eq=False)
 class Slice:
     """Devices of one island in the shape of a mesh; where they are may change.
+
+    It goes elsewhere between two computations, when it is told to or when its devices
+    are taken out of use. What was computed goes with it, and calls wait meanwhile, so a
+    program that uses it need not know. Island, platform and devices tell where it
+    stands, or stood last.
 
     Attributes:
         name: Unique among the slices of all clients.
@@ -44,6 +62,51 @@ class Slice:
     def sharding(self, spec: PartitionSpec | None = None) -> SliceSharding:
         """Return a sharding over this slice; without a spec, a copy on each device."""
         return SliceSharding(self, spec or partition_spec(()))
+
+    def suspend(self, *, timeout_s: float | None = None) -> None:
+        """Leave the devices to others, and keep all values in the memory of hosts.
+
+        What was called before comes to its end; later calls wait until `resume`. Values can be
+        fetched, and taken by calls on other slices. They count as host memory, but wait
+        for none.
+
+        Args:
+            timeout_s: How long to wait until it is so; it becomes so all the same.
+
+        Raises:
+            SliceError: The slice is gone.
+            DeadlineError: It was not in time.
+        """
+        self.client.resources.change_slice(self, "suspend", None, timeout_s)
+
+    def resume(self, *, timeout_s: float | None = None) -> None:
+        """Have devices again, perhaps others, and go on; returns once that is so.
+
+        Args:
+            timeout_s: How long to wait while others reserve the devices.
+
+        Raises:
+            SliceError: The slice is gone.
+            DeadlineError: It was not in time; it goes on as soon as there are devices.
+        """
+        self.client.resources.change_slice(self, "resume", None, timeout_s)
+
+    def migrate(
+        self, *, island: str | None = None, timeout_s: float | None = None
+    ) -> None:
+        """Move to other devices; returns once it stands there.
+
+        All functions are compiled for the target before anything stops at the source.
+
+        Args:
+            island: Where to; None: anywhere.
+            timeout_s: How long to wait.
+
+        Raises:
+            SliceError: There are no other devices for it, or it does not stand on any.
+            DeadlineError: It was not in time; it moves all the same.
+        """
+        self.client.resources.change_slice(self, "migrate", island, timeout_s)
 
     def close(self) -> None:
         """Give the devices back, once nothing is left on them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from timelyml.ml.controller.memory import Memory
 from timelyml.ml.controller.messages import Failed, Fetched, Finished, Put
 from timelyml.ml.controller.records import Outbox, SliceRecord
 from timelyml.ml.functions import Spec
-from timelyml.ml.hosts import Expect, Export, HeldBox, Piece, Pieces, cover
+from timelyml.ml.hosts import Expect, Export, HeldBox, Leave, Piece, Pieces, cover
 from timelyml.ml.hosts.slices import zeros
 from timelyml.ml.store import (
     NOBODY,
@@ -41,6 +41,15 @@ class _Fetching:
     error: bytes | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A value that is to be put on a slice once something may begin there."""
+
+    client: int
+    admit: Callable[[], None]
+    refuse: Callable[[bytes], None]
+
+
 class Buffers:
     """Carries out what becomes of buffers, on their hosts and in their clients' eyes.
 
@@ -54,6 +63,7 @@ class Buffers:
         admission: Refuses what goes beyond that.
         directory: Who holds which buffer.
         memory: What takes memory where.
+        held: What puts a value there that is for a slice on which nothing may begin.
     """
 
     def __init__(
@@ -71,6 +81,7 @@ class Buffers:
         self._on_idle = on_idle
         self._fetches: dict[int, _Fetching] = {}
         self._sources: dict[int, Entry] = {}  # of transfers, by target
+        self.held: dict[int, _Held] = {}
         self._next_number = 1
 
     def numbers(self, count: int) -> int:
@@ -99,8 +110,37 @@ class Buffers:
             refuse(slice_.error)
             return
         label = f"the value {buffer.name} that is put"
-        claim = Claim(client, f"put {buffer.name}", outputs=(buffer,), label=label)
-        self.memory.admit(claim, partial(self._place, entry, put, claim), refuse)
+        program = f"put {buffer.name}"
+
+        def admit() -> None:
+            claim = Claim(client, program, outputs=(entry.buffer,), label=label)
+            place = partial(self._place, entry, put, claim)
+            self.memory.admit(claim, place, refuse)
+
+        if slice_.is_closed:
+            self.held[put.buffer] = _Held(client, admit, refuse)
+        else:
+            admit()
+
+    def reopen(self, slice_: SliceRecord, before: Sequence[int]) -> None:
+        """Go on with what waited for a slice, which stood on hosts `before`."""
+        entries = self.directory.on(slice_.name)
+        for entry in entries:
+            if held := self.held.pop(entry.buffer.number, None):
+                held.admit()
+        asked = {id(each.entry) for each in self._fetches.values()}
+        for entry in entries:
+            if id(entry) in asked and entry.state is BufferState.PENDING:
+                self._fetch_anew(entry, before)
+
+    def _fetch_anew(self, entry: Entry, before: Sequence[int]) -> None:
+        """Ask the hosts of a buffer that is to come, in place of those before."""
+        for host in before:
+            self._outbox.send(host, Leave((), (entry.buffer.number,)))
+        for request, fetching in list(self._fetches.items()):
+            if fetching.entry is entry:
+                del self._fetches[request]
+                self._fetch(entry, fetching.client)
 
     def _place(self, entry: Entry, put: Put, claim: Claim) -> None:
         """Send the parts of a value that there is room for."""
@@ -156,7 +196,11 @@ class Buffers:
         if entry.state is BufferState.FAILED:
             self._outbox.tell(client, Fetched(number, (), entry.error))
             return
-        buffer = entry.buffer
+        self.directory.use(entry, is_exported=True)
+        self._fetch(entry, client)
+
+    def _fetch(self, entry: Entry, client: int) -> None:
+        buffer, number = entry.buffer, entry.buffer.number
         request = self.numbers(1)
         owners: dict[Any, int] = {}
         for host, box in self._slices[buffer.placement].held(
@@ -164,7 +208,6 @@ class Buffers:
         ):
             owners.setdefault(box, host)
         self._fetches[request] = _Fetching(entry, client, len(owners))
-        self.directory.use(entry, is_exported=True)
         held = [HeldBox(host, box) for box, host in owners.items()]
         for host, boxes in _by_host(held).items():
             export = Export(number, buffer.type, CONTROLLER, request, tuple(boxes))
@@ -196,12 +239,16 @@ class Buffers:
         """Let go of a buffer that was used."""
         self.follow(self.directory.unuse(entry, is_exported=is_exported))
 
-    def leave(self, client: int) -> None:
-        """Let go of all that a client has, and of what it asked for."""
+    def leave(self, client: int, gone: bytes) -> None:
+        """Let go of all that a client has, and of what it asked for; `gone` says why."""
         for request, fetching in list(self._fetches.items()):
             if fetching.client == client:
                 del self._fetches[request]
                 self.unuse(fetching.entry, is_exported=True)
+        for number, held in list(self.held.items()):
+            if held.client == client:
+                del self.held[number]
+                held.refuse(gone)
         self.follow(self.directory.leave(client))
 
     def lose(self, slice_: SliceRecord, island: str, reason: str) -> None:
@@ -228,6 +275,7 @@ class Buffers:
                 self._outbox.tell(effect.client, failed)
 
     def _delete(self, buffer: Buffer) -> None:
+        self.held.pop(buffer.number, None)
         self._sources.pop(buffer.number, None)
         slice_ = self._slices.get(buffer.placement)
         if slice_ is None:

@@ -49,7 +49,7 @@ class Calls:
         self._buffers = buffers
         self._code = code
         self._outbox = outbox
-        self._graphs: dict[tuple[str, str, int], SpreadGraph] = {}
+        self._graphs: dict[tuple[str, str, str, int], SpreadGraph] = {}
         self._numbers = itertools.count(1)
 
     def start(self, client: int, message: Call) -> None:
@@ -63,6 +63,15 @@ class Calls:
         """Drop what is kept for calls on a slice which is gone."""
         for key in [key for key in self._graphs if key[1] == slice_name]:
             del self._graphs[key]
+
+    def place_again(self, work: CallRecord) -> None:
+        """Move what does not lie any more where a call wants it."""
+        slice_ = self._slices[work.slice]
+        now = placed_args(work.args, work.computation, slice_, self._slices)
+        pairs = zip(work.is_placed, now, strict=True)
+        # What was to be moved still can be; others count on its not being taken.
+        work.is_placed = tuple([before and still for before, still in pairs])
+        work.copied = tuple(each for each in work.copied if work.is_placed[each])
 
     def codes(self, work: CallRecord) -> tuple[tuple[str, str], ...]:
         """Return what has to be compiled for a call."""
@@ -102,10 +111,10 @@ class Calls:
     ) -> tuple[SpreadGraph, tuple[tuple[int, int], ...]]:
         """Return the one gang of a call, and its inputs from elsewhere."""
         identity = work.computation.identity
-        known = identity, work.slice, num_waits
+        order = self._slices[work.slice].order
+        known = identity, work.slice, order, num_waits
         if known not in self._graphs:
-            island = self._slices[work.slice].island
-            gang = PlacedGang(island, identity, work.slice, num_external=num_waits)
+            gang = PlacedGang(order, identity, work.slice, num_external=num_waits)
             self._graphs[known] = SpreadGraph([gang])
         return self._graphs[known], ((0, 0),)
 

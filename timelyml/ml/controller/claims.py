@@ -63,6 +63,9 @@ def claim_of(call: CallRecord, slice_: SliceRecord, needs: MemoryNeeds) -> Claim
         elif position in call.computation.donated:
             total += buffer.size_bytes  # a copy, or what the claim takes over
     outputs = tuple(entry.buffer for entry in call.results)
+    pairs = list(zip(call.args, call.is_placed, strict=True))
+    placed = {entry.buffer.number for entry, is_placed in pairs if is_placed}
+    moved = {entry.buffer.number for entry, is_placed in pairs if not is_placed}
     scratch = max(0, total - sum(output.size_bytes for output in outputs))
     return Claim(
         call.client,
@@ -72,6 +75,7 @@ def claim_of(call: CallRecord, slice_: SliceRecord, needs: MemoryNeeds) -> Claim
         outputs,
         {call.slice: scratch},
         f"a call of {call.computation.name!r}",
+        tuple(moved - placed),
     )
 
 

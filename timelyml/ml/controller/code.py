@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from timelyml.ml.controller.messages import Register
 from timelyml.ml.controller.records import LoadedCode, Outbox, SliceRecord
@@ -16,18 +16,19 @@ class Code:
 
     Args:
         slices: All slices, also those that are lost.
-        hosts: All hosts.
         outbox: Takes what follows.
     """
 
-    def __init__(
-        self, slices: Mapping[str, SliceRecord], hosts: Iterable[int], outbox: Outbox
-    ) -> None:
+    def __init__(self, slices: Mapping[str, SliceRecord], outbox: Outbox) -> None:
         self._slices = slices
         self._outbox = outbox
         self._computations: dict[str, Computation] = {}
         self._pickled: dict[str, bytes] = {}
-        self._sent: dict[int, set[str]] = {host: set() for host in hosts}
+        self._sent: dict[int, set[str]] = {}
+        self._stood: dict[str, str] = {}  # what hosts called slices before they stood
+        self._targets: dict[
+            str, SliceRecord
+        ] = {}  # of slices that move, by their names
 
     def get(self, identity: str) -> Computation | None:
         """Return a computation that was registered."""
@@ -44,24 +45,59 @@ class Code:
             return  # calls on it are refused, which is told to those who ask
         if message.identity in slice_.loaded:
             return
-        slice_.loaded[message.identity] = LoadedCode(set(slice_.hosts))
-        for host in slice_.hosts:
-            is_known = message.identity in self._sent[host]
-            pickled = None if is_known else self._pickled[message.identity]
-            self._sent[host].add(message.identity)
-            self._outbox.send(host, Load(message.identity, slice_.name, pickled))
+        self._load(message.identity, slice_)
+        if slice_.name in self._targets:
+            self._load(message.identity, self._targets[slice_.name])
 
-    def compiled(self, host: int, message: Compiled) -> bool:
-        """Take a host's word; return whether all hosts of the slice have given theirs."""
-        slice_ = self._slices.get(message.slice)
-        if slice_ is None:
-            return False  # it was given back in the meantime
+    def aim(self, slice_: SliceRecord, target: SliceRecord) -> None:
+        """Have all that is compiled for a slice compiled for where it will stand."""
+        self._targets[slice_.name] = target
+        for identity in slice_.loaded:
+            self._load(identity, target)
+
+    def stand(self, slice_: SliceRecord) -> None:
+        """Take note that a slice is about to be where its target is."""
+        self._stood[slice_.name] = self._targets.pop(slice_.name).name
+
+    def unaim(self, slice_: SliceRecord) -> None:
+        """Compile for nowhere else any more."""
+        self._targets.pop(slice_.name, None)
+
+    def forget(self, slice_name: str) -> None:
+        """Take note that a slice is gone."""
+        self._stood.pop(slice_name, None)
+
+    def is_ready(self, target: SliceRecord) -> bool:
+        """Whether all that was to be compiled for a target is."""
+        return not any(loaded.hosts_left for loaded in target.loaded.values())
+
+    def compiled(self, host: int, message: Compiled) -> str:
+        """Take a host's word; return the slice if all of its hosts have given theirs."""
+        slice_ = self._named(message.slice)
+        if slice_ is None or message.identity not in slice_.loaded:
+            return ""  # it was given back, or moved, in the meantime
         loaded = slice_.loaded[message.identity]
         loaded.hosts_left.discard(host)
         loaded.needs = max(loaded.needs, message.needs, key=lambda each: each.new_bytes)
-        return not loaded.hosts_left
+        return "" if loaded.hosts_left else slice_.name
 
     def needs(self, identity: str, slice_: SliceRecord) -> MemoryNeeds | None:
         """Return what a computation takes on each device, once it is compiled there."""
         loaded = slice_.loaded.get(identity)
         return None if loaded is None or loaded.hosts_left else loaded.needs
+
+    def _load(self, identity: str, slice_: SliceRecord) -> None:
+        slice_.loaded[identity] = LoadedCode(set(slice_.hosts))
+        for host in slice_.hosts:
+            sent = self._sent.setdefault(host, set())
+            pickled = None if identity in sent else self._pickled[identity]
+            sent.add(identity)
+            self._outbox.send(host, Load(identity, slice_.name, pickled))
+
+    def _named(self, name: str) -> SliceRecord | None:
+        """Return the slice, or target of one, that hosts know by a name."""
+        if (slice_ := self._slices.get(name)) is not None:
+            return slice_
+        stood = (self._slices[x] for x, of in self._stood.items() if of == name)
+        targets = (each for each in self._targets.values() if each.name == name)
+        return next(stood, None) or next(targets, None)

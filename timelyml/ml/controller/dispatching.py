@@ -12,12 +12,12 @@ know (`calls.py`, `programs.py`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Protocol
 
 from timelyml.errors import RunStoppedError, TimelyError
 from timelyml.ml.controller.awaited import Awaited
+from timelyml.ml.controller.barriers import Barriers
 from timelyml.ml.controller.buffers import Buffers
 from timelyml.ml.controller.claims import waits_of
 from timelyml.ml.controller.clients import Clients
@@ -37,44 +37,12 @@ from timelyml.ml.scheduling import (
     Outcome,
     ProgramDone,
     Report,
-    SpreadGraph,
     tickets_of,
 )
-from timelyml.ml.store import Buffer, BufferState, Claim
+from timelyml.ml.store import Buffer, BufferState
 from timelyml.runtime.failure import pack_error
 
-
-class Owner(Protocol):
-    """Who knows what work is made of."""
-
-    def codes(self, work: Any) -> Iterable[tuple[str, str]]:
-        """Return what has to be compiled before its needs are known, and where."""
-
-    def refusal(self, work: Any) -> bytes | None:
-        """Return why it cannot begin, if so."""
-
-    def claim(self, work: Any) -> Claim:
-        """Return the memory that it takes."""
-
-    def prepare(self, work: Any) -> None:
-        """Let hosts prepare it."""
-
-    def graph(
-        self, work: Any, num_waits: int
-    ) -> tuple[SpreadGraph, Sequence[tuple[int, int]]]:
-        """Return its gangs, and for each thing waited for the inputs that open then."""
-
-    def granted(self, work: Any, grant: Grant) -> None:
-        """Hear that a gang is ordered, before its hosts do."""
-
-    def reported(self, work: Any, gang: int, done: Done) -> bool:
-        """Hear from a host that a gang is over; return whether the rest must not run."""
-
-    def fates(self, work: Any) -> Mapping[int, bytes]:
-        """Return the errors of those outputs that will never be."""
-
-    def forget(self, work: Any) -> None:
-        """Have hosts drop what of it was prepared and will not be launched."""
+_SLICE = "slice"  # what work waits for that is no computation: one that is closed
 
 
 class Dispatch:
@@ -109,6 +77,8 @@ class Dispatch:
         self._unknown = Awaited()  # what has to be known to ask for memory
         self._unsettled = Awaited()  # work that made arguments and is not over
         self._readers = Readers()
+        self._barriers = Barriers(slices, buffers.held)
+        self._num_moves = 0
         self._turns = InTurn()
 
     def __len__(self) -> int:
@@ -140,7 +110,33 @@ class Dispatch:
         self._works[work.program] = work
         for name in work.slices:
             self._slices[name].num_calls += 1
-        self._claim_once_known(work)
+        work.num_moves = self._num_moves
+        self._soon(self._claim, [work.program])
+
+    def close(self, slice_: SliceRecord, *, is_in_turn: bool) -> None:
+        """Let nothing begin on a slice that has not asked for its memory.
+
+        Args:
+            slice_: One that moves, or has no devices.
+            is_in_turn: What came before may still begin, unless it waits for a slice that
+                is closed already.
+        """
+        self._barriers.close(slice_, self._works.values() if is_in_turn else ())
+
+    def is_drained(self, slice_: SliceRecord) -> bool:
+        """Whether all that was to begin on a closed slice has its memory, or is over."""
+        waiting = self._buffers.memory.ledger.waiting_on(slice_.name)
+        return not (waiting or self._barriers.is_passing(slice_))
+
+    def reopen(self, slice_: SliceRecord) -> None:
+        """Go on with work that waited for a slice, which may stand elsewhere now.
+
+        One that is still closed may be read by others.
+        """
+        self._num_moves += 1
+        self._barriers.reopen(slice_)
+        for thing in (_SLICE, *slice_.loaded):  # what is compiled elsewhere may be here
+            self._soon(self._claim, self._unknown.provide((thing, slice_.name)))
 
     def refuse(
         self,
@@ -227,15 +223,27 @@ class Dispatch:
             found.update((each.program, each) for each in self._readers.of(number))
         return [each for each in found.values() if not each.is_ordered]
 
-    def _claim_once_known(self, work: Work) -> None:
-        missing: list[object] = [e.program for e in work.before if not e.is_claimed]
+    def _unmet(self, work: Work) -> list[object]:
+        """What has to be known or done before work may ask for its memory."""
+        names = (each.program for each in work.before if not each.is_claimed)
+        missing: list[object] = [name for name in names if name in self._works]
         missing += [
             code
             for code in work.owner.codes(work)
             if self._code.needs(code[0], self._slices[code[1]]) is None
         ]
-        if self._unknown.wait(work.program, missing):
-            self._soon(self._claim, [work.program])
+        return missing + [(_SLICE, name) for name in self._barriers.of(work)]
+
+    def _place_again(self, work: Work) -> None:
+        work.num_moves = self._num_moves
+        before = work.exported
+        self._readers.remove(work)
+        work.owner.place_again(work)
+        self._readers.add(work)
+        for entry in work.exported:
+            self._buffers.directory.use(entry, is_exported=True)
+        for entry in before:
+            self._buffers.unuse(entry, is_exported=True)
 
     def _soon(self, action: Callable[[Work], None], programs: Iterable[str]) -> None:
         def act(program: str) -> None:
@@ -245,11 +253,18 @@ class Dispatch:
         self._turns.do([partial(act, program) for program in programs])
 
     def _claim(self, work: Work) -> None:
-        """Ask for the memory of work."""
+        """Ask for the memory of work, once all is known for that."""
         if error := work.owner.refusal(work):
             self._drop(work, error)
             return
+        if not self._unknown.wait(work.program, self._unmet(work)):
+            return
+        if work.num_moves != self._num_moves:
+            self._place_again(work)
+            if not self._unknown.wait(work.program, self._unmet(work)):
+                return
         work.is_claimed = True
+        self._barriers.passed(work)
         self._buffers.memory.admit(
             work.owner.claim(work),
             partial(self._begin, work),
@@ -330,6 +345,7 @@ class Dispatch:
         """Say what became of the results of work."""
         del self._works[work.program]
         self._buffers.admission.end_call(work.client)
+        self._barriers.passed(work)
         fates = work.owner.fates(work)
         good = []
         for entry in work.results:

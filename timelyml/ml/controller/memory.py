@@ -11,7 +11,16 @@ from functools import partial
 
 from timelyml.ml.controller.records import Outbox, SliceRecord
 from timelyml.ml.controller.turns import InTurn
-from timelyml.ml.store import Admit, Buffer, Claim, Ledger, LedgerEffect, Refuse, Spill
+from timelyml.ml.store import (
+    Admit,
+    Buffer,
+    Claim,
+    Ledger,
+    LedgerEffect,
+    Refuse,
+    Spill,
+    Vacant,
+)
 from timelyml.runtime.failure import pack_error
 
 
@@ -31,6 +40,10 @@ class Memory:
         slices: All slices; their names are the placements of claims.
         outbox: Takes orders for hosts.
         describe: Says for people which buffer this is, and whose.
+
+    Attributes:
+        on_vacant: Called with the name of a slice that is to move, once nothing is left
+            on its devices.
     """
 
     def __init__(
@@ -39,6 +52,7 @@ class Memory:
         outbox: Outbox,
         describe: Callable[[Buffer], str],
     ) -> None:
+        self.on_vacant: Callable[[str], None] = lambda _: None
         self.ledger = Ledger(describe)
         self._slices = slices
         self._outbox = outbox
@@ -74,6 +88,16 @@ class Memory:
             has_run: Whether what it was to make is there, be it of any use or not.
         """
         self._follow(self.ledger.finished(program, has_failed=not has_run))
+
+    def hold(self, slice_: SliceRecord) -> None:
+        """Bring all that is on a slice to host memory; `on_vacant` follows."""
+        self._follow(self.ledger.hold(slice_.name))
+
+    def move(self, slice_: SliceRecord, buffers: Iterable[Buffer]) -> None:
+        """Count what is there of a slice where it stands now."""
+        hosts = map(str, slice_.hosts)
+        moved = self.ledger.move(slice_.name, slice_.device_names, hosts, buffers)
+        self._follow(moved)
 
     def free(self, number: int) -> None:
         """Let a buffer go that nobody can ask for."""
@@ -129,6 +153,8 @@ class Memory:
                 asked = self._asked.pop(effect.program, None)
                 if asked is not None:
                     asked.refuse(pack_error(effect.error))
+            case Vacant():
+                self.on_vacant(effect.placement)
             case Spill():
                 number = effect.buffer.number
                 hosts = self._slices[effect.buffer.placement].hosts

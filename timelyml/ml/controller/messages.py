@@ -9,6 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from timelyml.ml.controller.estate import (
+    AskDevices,
+    ChangeDevices,
+    ChangeSlice,
+    Devices,
+    Moved,
+)
 from timelyml.ml.functions import ArrayType
 from timelyml.ml.hosts import Piece
 
@@ -342,12 +349,13 @@ class Closed:
 
 REQUESTS = (
     AskSlice, DropSlice, Register, RegisterProgram, Put, Call, CallProgram, Release,
-    Fetch, Publish, Open, Unpublish, Watch, AskObjects, AskUsage,
+    Fetch, Publish, Open, Unpublish, Watch, AskObjects, AskUsage, ChangeSlice,
+    ChangeDevices, AskDevices,
 )  # fmt: skip
 """What clients say."""
 
-ANSWERS = SliceGiven, Refused, Acknowledged, Opened, Objects, Usage
+ANSWERS = SliceGiven, Refused, Acknowledged, Opened, Objects, Usage, Devices
 """What is told to who asked, with the number of the request."""
 
-NEWS = Finished, Failed, Fetched, Closed
+NEWS = Finished, Failed, Fetched, Moved, Closed
 """What clients are told besides."""

@@ -60,6 +60,7 @@ class ProgramRecord:
     is_claimed: bool = False
     is_begun: bool = False
     num_waits: int = 0
+    num_moves: int = 0
     dependants: list[tuple[str, int, int]] = field(default_factory=list)
     error: bytes | None = None
     values: dict[int, Any] = field(default_factory=dict)
@@ -180,6 +181,12 @@ class Programs:
             refused = pack_error(error)
             self._dispatch.refuse(client, message.outs, outputs, given, refused)
 
+    def place_again(self, work: ProgramRecord) -> None:
+        """Lower a call for where its slices stand now."""
+        if self.refusal(work) is None:
+            work.lowered = self._lowered(work.known)
+            work.cut = self._cut(work.known, work.lowered)
+
     def codes(self, work: ProgramRecord) -> tuple[tuple[str, str], ...]:
         """Return what has to be compiled for a call."""
         return work.known.codes
@@ -281,7 +288,13 @@ class Programs:
     def _start(
         self, client: int, message: CallProgram, known: Known, outputs: list[Buffer]
     ) -> None:
-        lowered = self._lowered(known, client)
+        for name in known.slices:
+            slice_ = self._slices.get(name)
+            if slice_ is None or slice_.client != client or slice_.is_dropped:
+                raise no_such_slice(name)
+            if slice_.error is not None:
+                raise unpack_error(slice_.error)
+        lowered = self._lowered(known)
         args = self._args(client, message, known)
         directory = self._buffers.directory
         copied = tuple(
@@ -304,16 +317,9 @@ class Programs:
         )
         self._dispatch.start(work, outputs)
 
-    def _lowered(self, known: Known, client: int) -> LoweredProgram:
+    def _lowered(self, known: Known) -> LoweredProgram:
         """Return a program for where its slices stand now."""
-        slices = []
-        for name in known.slices:
-            slice_ = self._slices.get(name)
-            if slice_ is None or slice_.client != client or slice_.is_dropped:
-                raise no_such_slice(name)
-            if slice_.error is not None:
-                raise unpack_error(slice_.error)
-            slices.append(slice_)
+        slices = [self._slices[name] for name in known.slices]
         stands = tuple([each.devices for each in slices])
         if known.lowered is None or stands != known.stands:
             places = {each.name: each.place for each in slices}

@@ -59,6 +59,10 @@ class SliceRecord:
         loaded: Computations that its hosts were told to compile, by identity.
         is_dropped: Whether it goes once nothing of it runs.
         error: Pickled, why it cannot be used any more.
+        order: The scheduler that orders what runs on it: the name of its island, or of
+            one that formed anew, with a number.
+        is_closed: Whether nothing may begin on it now: it moves or has no devices.
+        is_leaving: Whether nothing of it may be read either, as it is on its way.
     """
 
     name: str
@@ -72,7 +76,26 @@ class SliceRecord:
     loaded: dict[str, LoadedCode] = field(default_factory=dict)
     is_dropped: bool = False
     error: bytes | None = None
+    order: str = ""
+    is_closed: bool = False
+    is_leaving: bool = False
     _shares: dict[tuple[Spec, int], tuple[int, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.order = self.order or self.island
+
+    def stand(self, target: SliceRecord) -> None:
+        """Be from now on where another is."""
+        self.island, self.order = target.island, target.order
+        self.platform, self.devices = target.platform, target.devices
+        self.loaded = target.loaded
+        self.is_closed = self.is_leaving = False
+        self._shares.clear()
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        """Names of devices, as the resource manager has them."""
+        return tuple(device_name(*each) for each in self.devices)
 
     @property
     def hosts(self) -> tuple[int, ...]:
@@ -90,8 +113,8 @@ class SliceRecord:
     @property
     def place(self) -> Place:
         """Where it stands, as programs are lowered for."""
-        names = tuple(device_name(host, index) for host, index in self.devices)
-        return Place(self.island, names, tuple(str(host) for host, _ in self.devices))
+        hosts = tuple(str(host) for host, _ in self.devices)
+        return Place(self.order, self.device_names, hosts)
 
     def held(self, spec: Spec, shape: tuple[int, ...]) -> list[HeldBox]:
         """Return who holds which box of an array that lies here so."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from timelyml.ml.functions import Computation
-from timelyml.ml.store import Entry
+from timelyml.ml.hosts import Done
+from timelyml.ml.scheduling import Grant, SpreadGraph
+from timelyml.ml.store import Claim, Entry
 
 
 class Work(Protocol):
     """A call, of a computation or of a program, that is not over.
 
     Attributes:
-        owner: Who knows what it is made of: an `Owner` of `dispatching.py`.
+        owner: Who knows what it is made of: an `Owner`.
         slice: Where it is, or a name of its own if that is on several slices.
         uses: Every buffer that it keeps alive.
         results: What it makes.
@@ -22,6 +25,7 @@ class Work(Protocol):
         is_claimed: Whether its memory was asked for.
         is_begun: Whether it has its memory, and the schedulers know it.
         num_waits: Work that has to be ordered before it can be.
+        num_moves: How many slices had moved when it was last placed.
         dependants: Gangs that may be ordered once this is, and their slot for it.
         error: Pickled, why it, or some of it, did not run.
         values: Small results.
@@ -32,6 +36,7 @@ class Work(Protocol):
     is_claimed: bool
     is_begun: bool
     num_waits: int
+    num_moves: int
     error: bytes | None
 
     @property
@@ -103,6 +108,42 @@ class Work(Protocol):
         """Whether it goes on where it can when some of it cannot."""
 
 
+class Owner(Protocol):
+    """Who knows what work is made of."""
+
+    def place_again(self, work: Any) -> None:
+        """Adapt it to slices that have moved; nothing of it has begun."""
+
+    def codes(self, work: Any) -> Iterable[tuple[str, str]]:
+        """Return what has to be compiled before its needs are known, and where."""
+
+    def refusal(self, work: Any) -> bytes | None:
+        """Return why it cannot begin, if so."""
+
+    def claim(self, work: Any) -> Claim:
+        """Return the memory that it takes."""
+
+    def prepare(self, work: Any) -> None:
+        """Let hosts prepare it."""
+
+    def graph(
+        self, work: Any, num_waits: int
+    ) -> tuple[SpreadGraph, Sequence[tuple[int, int]]]:
+        """Return its gangs, and for each thing waited for the inputs that open then."""
+
+    def granted(self, work: Any, grant: Grant) -> None:
+        """Hear that a gang is ordered, before its hosts do."""
+
+    def reported(self, work: Any, gang: int, done: Done) -> bool:
+        """Hear from a host that a gang is over; return whether the rest must not run."""
+
+    def fates(self, work: Any) -> Mapping[int, bytes]:
+        """Return the errors of those outputs that will never be."""
+
+    def forget(self, work: Any) -> None:
+        """Have hosts drop what of it was prepared and will not be launched."""
+
+
 @dataclass(slots=True)
 class CallRecord:
     """A call of a computation that is not over.
@@ -140,6 +181,7 @@ class CallRecord:
     is_begun: bool = False
     is_ordered: bool = False
     num_waits: int = 0
+    num_moves: int = 0
     dependants: list[tuple[str, int, int]] = field(default_factory=list)
     error: bytes | None = None
     values: dict[int, Any] = field(default_factory=dict)

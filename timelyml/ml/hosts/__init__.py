@@ -9,6 +9,7 @@ from timelyml.ml.hosts.messages import (
     Done,
     Expect,
     Export,
+    Leave,
     Load,
     LoadProgram,
     Orders,
@@ -20,6 +21,7 @@ from timelyml.ml.hosts.messages import (
     Run,
     SliceMade,
     Spilled,
+    Stand,
 )
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "Expect",
     "Export",
     "HeldBox",
+    "Leave",
     "Load",
     "LoadProgram",
     "Orders",
@@ -43,6 +46,7 @@ __all__ = [
     "Run",
     "SliceMade",
     "Spilled",
+    "Stand",
     "boxes_by_device",
     "cover",
     "intersection",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -45,6 +45,7 @@ class _Assembly:
     parts: dict[Box, Any]
     error: bytes | None = None
     is_dropped: bool = False
+    is_copy: bool = False
 
 
 @dataclass(slots=True)
@@ -102,7 +103,8 @@ class BufferStore:
         shape = expect.type.shape
         boxes = set(slice_.own_boxes(expect.spec, shape))
         num_left = sum(map(size_of, boxes))
-        assembly = _Assembly(expect, slice_, num_left, dict.fromkeys(boxes))
+        parts = dict.fromkeys(boxes)
+        assembly = _Assembly(expect, slice_, num_left, parts, is_copy=expect.is_copy)
         self._expected[expect.buffer] = assembly
         for pieces in self._early.pop(expect.buffer, []):
             _fill(assembly, pieces)
@@ -130,10 +132,19 @@ class BufferStore:
     def bring_back(self, buffers: Iterable[int]) -> None:
         """Put on devices again what is only on the host; what failed stays as it is."""
         for buffer in buffers:
+            if (assembly := self._expected.get(buffer)) is not None:
+                assembly.is_copy = False
             before = self._buffers.get(buffer)
             if before is not None and before.copy is not None:
                 array = before.copy.to_devices()
                 self._buffers[buffer] = Buffer(before.slice, array, before.error)
+
+    def moved(self, slice_: HostSlice) -> None:
+        """Have copies brought back to where their slice stands now."""
+        for number, each in self._buffers.items():
+            if each.slice == slice_.name and each.copy is not None:
+                copy = each.copy.to_lie_on(slice_)
+                self._buffers[number] = replace(each, copy=copy)
 
     def release(self, buffers: Iterable[int]) -> None:
         """Forget buffers; the pieces of one that is still to come are dropped."""
@@ -177,8 +188,13 @@ class BufferStore:
             box: _empty(expect.type, box) if part is None else part
             for box, part in assembly.parts.items()
         }
-        array = assembly.slice.make_array(expect.type, expect.spec, parts)
-        self._buffers[buffer] = Buffer(assembly.slice.name, array, assembly.error)
+        slice_, error = assembly.slice, assembly.error
+        if assembly.is_copy:
+            copy = HostCopy.of_parts(expect.type, slice_.sharding(expect.spec), parts)
+            self._buffers[buffer] = Buffer(slice_.name, None, error, copy)
+        else:
+            array = slice_.make_array(expect.type, expect.spec, parts)
+            self._buffers[buffer] = Buffer(slice_.name, array, error)
         return True
 
 

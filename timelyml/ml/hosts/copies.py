@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
+from timelyml.ml.functions import ArrayType
 from timelyml.ml.functions.types import is_key
 from timelyml.ml.hosts.boxes import Box
 from timelyml.ml.hosts.messages import Piece
-from timelyml.ml.hosts.slices import box_of, pieces_of, words_of
+from timelyml.ml.hosts.slices import HostSlice, box_of, pieces_of, words_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,21 @@ class HostCopy:
                 parts[box] = np.array(words_of(shard.data, is_key=of_keys))
         impl = str(jax.random.key_impl(array)) if of_keys else None
         return cls(array.sharding, array.shape, parts, impl)
+
+    @classmethod
+    def of_parts(
+        cls,
+        array_type: ArrayType,
+        sharding: jax.sharding.Sharding,
+        parts: Mapping[Box, np.ndarray[Any, Any]],
+    ) -> HostCopy:
+        """Make the copy of an array that this process never had on its devices."""
+        return cls(sharding, array_type.shape, parts, array_type.key_impl)
+
+    def to_lie_on(self, slice_: HostSlice) -> HostCopy:
+        """Return the copy to be brought to the devices where its slice stands now."""
+        spec = getattr(self.sharding, "spec")  # noqa: B009 - as of all that a slice has
+        return replace(self, sharding=NamedSharding(slice_.mesh, spec))
 
     def to_devices(self) -> jax.Array:
         """Return the array, on the devices that it was on."""

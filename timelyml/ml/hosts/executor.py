@@ -25,11 +25,13 @@ from timelyml.ml.hosts.messages import (
     Done,
     Expect,
     Export,
+    Leave,
     Orders,
     Pieces,
     Prepare,
     Run,
     Spilled,
+    Stand,
 )
 from timelyml.ml.hosts.plans import Code, Plan, plan_for
 from timelyml.ml.hosts.runs import Runs, copy_of
@@ -68,7 +70,7 @@ class Executor:
         self._executables = Executables()
         self._code: dict[Code, Executable | bytes] = {}  # or why there is none
         self._compiler = ThreadPoolExecutor(1, "timelyml-compile")
-        self._compiled: deque[tuple[Code, Future[Executable]]] = deque()
+        self._compiled: deque[tuple[str, HostSlice, Future[Executable]]] = deque()
         self._said: deque[Said] = deque()
         self._saying = threading.Lock()
         self._prepares: dict[GangKey, Prepare] = {}
@@ -97,17 +99,34 @@ class Executor:
         """Compile a computation for a slice, in the background."""
         if pickled is not None:
             self._computations[identity] = pickle.loads(pickled)  # noqa: S301 - of an authenticated client
-        code = identity, slice_name
-        devices = self._slices[slice_name].devices
+        slice_ = self._slices[slice_name]
         future = self._compiler.submit(
-            self._executables.load, self._computations[identity], devices
+            self._executables.load, self._computations[identity], slice_.devices
         )
 
         def compiled(done: Future[Executable]) -> None:
-            self._compiled.append((code, done))
+            self._compiled.append((identity, slice_, done))
             self._wake()
 
         future.add_done_callback(compiled)
+
+    def leave(self, leave: Leave) -> None:
+        """Send buffers to where their slice will stand, and forget them here."""
+        for export in leave.exports:
+            self._export(export)
+        self.store.release(leave.buffers)
+
+    def stand(self, stand: Stand) -> None:
+        """Let a slice be where another was made for it; nothing of it is on devices."""
+        slice_, waiter = self._slices.pop(stand.stand), self._waiters.pop(stand.stand)
+        self._drop_slices([name for name in (stand.slice,) if name in self._slices])
+        slice_.name = stand.slice
+        self._slices[stand.slice], self._waiters[stand.slice] = slice_, waiter
+        for identity, of in [code for code in self._code if code[1] == stand.stand]:
+            self._code[identity, stand.slice] = self._code.pop((identity, of))
+        self.store.moved(slice_)
+        for expect in stand.expects:
+            self._expect(expect)
 
     def load_program(self, number: int, pickled: bytes) -> None:
         """Work out what is to be done of a program, and keep it."""
@@ -139,14 +158,7 @@ class Executor:
             self._spills.discard(buffer)
         self.store.release(orders.releases)
         self._launch(self._gate.admit(orders.tickets))
-        for name in orders.dropped:
-            del self._slices[name]
-            self._waiters.pop(name).close()
-            self._plans = {
-                number: plan
-                for number, plan in self._plans.items()
-                if name not in plan.program.slices
-            }
+        self._drop_slices(orders.dropped)
 
     def add(self, pieces: Pieces) -> None:
         """Take pieces of a buffer."""
@@ -162,7 +174,10 @@ class Executor:
         """Go on with what became possible; return what there is to tell."""
         said: list[News] = []
         while self._compiled:
-            code, future = self._compiled.popleft()
+            identity, slice_, future = self._compiled.popleft()
+            if self._slices.get(slice_.name) is not slice_:
+                continue  # it stands elsewhere by now
+            code = identity, slice_.name
             made = self._code[code] = _outcome(future)
             needs = made.memory if isinstance(made, Executable) else NO_NEEDS
             said.append(Compiled(*code, needs))
@@ -188,6 +203,18 @@ class Executor:
         self._compiler.shutdown(wait=False, cancel_futures=True)
         for waiter in self._waiters.values():
             waiter.close()
+
+    def _drop_slices(self, names: Iterable[str]) -> None:
+        for name in names:
+            del self._slices[name]
+            self._waiters.pop(name).close()
+            for code in [code for code in self._code if code[1] == name]:
+                del self._code[code]
+            self._plans = {
+                number: plan
+                for number, plan in self._plans.items()
+                if name not in plan.program.slices
+            }
 
     def _hear(self, said: Said) -> None:
         with self._saying:

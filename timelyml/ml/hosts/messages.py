@@ -86,12 +86,17 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True)
 class Expect:
-    """A buffer will come in pieces, to lie on a slice."""
+    """A buffer will come in pieces, to lie on a slice.
+
+    Attributes:
+        is_copy: Whether it stays in host memory until it is ordered back.
+    """
 
     buffer: int
     slice: str
     type: ArrayType
     spec: Any
+    is_copy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +207,30 @@ class Orders:
 
 
 @dataclass(frozen=True, slots=True)
+class Leave:
+    """Send copies of buffers to where their slice will stand, and forget them."""
+
+    exports: tuple[Export, ...]
+    buffers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """A slice stands from now on where another was made for it, in whose place it is.
+
+    Buffers of it that are here already stay.
+
+    Attributes:
+        stand: The name of the other.
+        expects: Buffers that come from where it stood before.
+    """
+
+    slice: str
+    stand: str
+    expects: tuple[Expect, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """A box of a buffer; `starts` says where it lies."""
 
@@ -263,6 +292,8 @@ MESSAGES = (
     LoadProgram,
     Compiled,
     Orders,
+    Leave,
+    Stand,
     Pieces,
     Reports,
     Spilled,

@@ -13,6 +13,7 @@ from timelyml.ml.hosts.island import Departure, devices_by_rank, free_address, j
 from timelyml.ml.hosts.messages import (
     Coordinator,
     Done,
+    Leave,
     Load,
     LoadProgram,
     Orders,
@@ -20,6 +21,7 @@ from timelyml.ml.hosts.messages import (
     Present,
     Reports,
     SliceMade,
+    Stand,
 )
 from timelyml.ml.hosts.slices import HostSlice
 from timelyml.runtime.failure import pack_error
@@ -69,6 +71,10 @@ class HostService:
                 self._executor.load(body.identity, body.slice, body.pickled)
             case LoadProgram():
                 self._executor.load_program(body.program, body.pickled)
+            case Leave():
+                self._executor.leave(body)
+            case Stand():
+                self._executor.stand(body)
             case SliceMade():
                 self._executor.add_slice(HostSlice(body, devices_by_rank()))
             case Coordinator():

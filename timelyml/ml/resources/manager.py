@@ -9,6 +9,7 @@ return are what follows from them, and time is an argument.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
 from timelyml.errors import SliceError
 from timelyml.ml.resources.fitting import fit, pools
@@ -192,8 +193,8 @@ class ResourceManager:
 
         Args:
             name: The slice.
-            island: Where to; any if None. A slice that was asked for on an island stays
-                there.
+            island: Where to; None: where it may be by its request. It may be nowhere else
+                from now on, if it was asked for on an island.
             avoid: Devices not to use, besides those on which it stands.
 
         Raises:
@@ -203,16 +204,14 @@ class ResourceManager:
         each = self._granted(name, "migrated")
         if each.state is not SliceState.ACTIVE:
             raise not_active(name, each.state)
-        request = each.request
+        request = replace(each.request, island=island or each.request.island)
         avoided = {*avoid, *each.devices}
-        candidates = [
-            device
-            for device in self._candidates(request)
-            if device.name not in avoided and island in (None, device.island)
-        ]
-        chosen = fit(request, candidates, self._loads.of)
+        free = (x for x in self._candidates(request) if x.name not in avoided)
+        chosen = fit(request, free, self._loads.of)
         if chosen is None:
             raise nowhere_to_go(request, self.inventory.describe())
+        if each.request.island is not None:
+            each.request = request
         return [self._aim(each, chosen)]
 
     def prepared(self, name: str, ticket: int) -> list[ResourceEffect]:
@@ -251,6 +250,18 @@ class ResourceManager:
     def next_deadline(self) -> float | None:
         """When `tick` has something to do, if ever."""
         return self._queue.next_deadline()
+
+    def is_wanted(self, name: str) -> bool:
+        """Whether a slice is to have devices: not if it is suspended.
+
+        Raises:
+            SliceError: There is no such slice.
+        """
+        return self._get(name).is_wanted
+
+    def is_awaited(self, names: Iterable[str]) -> bool:
+        """Whether one of these devices was withdrawn and is not free of slices yet."""
+        return not self._to_free.isdisjoint(names)
 
     def state(self, name: str) -> SliceState:
         """Return where a slice stands.

@@ -294,6 +294,10 @@ class Directory:
             found += self._deleted(entry)
         return found
 
+    def replace(self, buffer: Buffer) -> None:
+        """Take note of what a buffer is from now on, as its placement has moved."""
+        self._entries[buffer.number].buffer = buffer
+
     def on(self, placement: str) -> list[Entry]:
         """Return the buffers of a placement."""
         return [e for e in self._entries.values() if e.buffer.placement == placement]

@@ -52,9 +52,7 @@ class Ledger:
         self._running: dict[str, _Placed] = {}
         self._waiting: dict[str, _Placed] = {}
         self._scratch: dict[str, int] = {}  # of all that runs, by placement
-        self._held: dict[
-            str, bool
-        ] = {}  # placements; whether that they are vacant is said
+        self._held: dict[str, bool] = {}  # whether that it is vacant is said
 
     def add_devices(self, devices: Iterable[str], memory_bytes: int) -> None:
         """Make devices known that all have this much memory."""
@@ -90,13 +88,22 @@ class Ledger:
     def hold(self, placement: str) -> list[LedgerEffect]:
         """Admit nothing more on a placement and spill what is there, before it moves.
 
-        `Vacant` follows when nothing runs or is left there.
+        `Vacant` follows when nothing runs or is left there. What hosts may keep does not
+        count here, or a move would wait for memory that nobody has to free.
         """
         self._held[placement] = False
         return self._evict()
 
-    def move(self, placement: str, devices: Iterable[str]) -> list[LedgerEffect]:
-        """Put a placement on other devices of its hosts, with nothing of it on any.
+    def move(
+        self,
+        placement: str,
+        devices: Iterable[str],
+        hosts: Iterable[str],
+        buffers: Iterable[Buffer] = (),
+    ) -> list[LedgerEffect]:
+        """Put a placement on other devices, with nothing of it on any.
+
+        What its hosts have of it counts at the new ones, where it is `buffers`.
 
         Raises:
             InvariantError: Something is left on its devices.
@@ -106,8 +113,9 @@ class Ledger:
                 f"placement {placement!r} cannot move; got buffers or programs on its "
                 f"devices; expected none; hold it and wait until it is vacant"
             )
-        self._live.devices.unplace(placement)
-        self._live.devices.place(placement, devices)
+        self._live.put_elsewhere(placement, devices, hosts)
+        for buffer in buffers:
+            self._live.replace(buffer)
         self._held.pop(placement, None)
         return self._serve()
 
@@ -199,11 +207,7 @@ class Ledger:
 
     def waiting_on(self, placement: str) -> list[str]:
         """Return the programs that wait and have to do with a placement."""
-        return [
-            program
-            for program, placed in self._waiting.items()
-            if placement in placed.placements
-        ]
+        return [x for x, of in self._waiting.items() if placement in of.placements]
 
     def _serve(self) -> list[LedgerEffect]:
         """Admit what fits, first come first served on every device."""
@@ -248,7 +252,8 @@ class Ledger:
                 continue
             self._live.touch(live)
             live.num_users += 1
-            if not live.is_on_device:
+            is_read_there = live.is_on_host and number in claim.exported
+            if not (live.is_on_device or is_read_there):
                 returns.append(live.buffer)
                 self._live.enter_devices(live)
         for number in claim.donated:
@@ -335,7 +340,7 @@ class Ledger:
             effects += [
                 Spill(live.buffer)
                 for live in self._live.on(placement)
-                if live.is_idle and self._live.spill(live)
+                if live.is_idle and self._live.spill(live, is_forced=True)
             ]
             if not is_said and self._is_vacant(placement):
                 self._held[placement] = True
@@ -343,17 +348,17 @@ class Ledger:
         return effects
 
     def _is_vacant(self, placement: str) -> bool:
-        is_bare = not any(live.is_on_device for live in self._live.on(placement))
-        return is_bare and not any(
-            placement in placed.placements for placed in self._running.values()
-        )
+        is_used = any(placement in each.placements for each in self._running.values())
+        return not is_used and not any(x.is_on_device for x in self._live.on(placement))
 
     def _impossible(self, claim: Claim) -> MemoryLimitError | None:
         """Say why a program could not even run alone, if so."""
         kept = [
             live.buffer
             for number in claim.arguments
-            if number not in claim.donated and (live := self._live.get(number))
+            if number not in claim.donated
+            and (live := self._live.get(number))
+            and not (number in claim.exported and live.is_only_on_host)
         ]
         whole = dict(claim.scratch_bytes)
         for each in (*kept, *claim.outputs):

@@ -32,6 +32,11 @@ class Live:
     is_freed: bool = False
 
     @property
+    def is_only_on_host(self) -> bool:
+        """Whether it was spilled."""
+        return self.is_on_host and not self.is_on_device
+
+    @property
     def is_idle(self) -> bool:
         """Whether it could be spilled now."""
         return self.is_on_device and not self.num_users and not self.is_spilling
@@ -110,6 +115,8 @@ class LiveBuffers:
             live = self._live.get(number)
             if live is None:
                 continue  # it was lost or never came, and the program will hear of it
+            if number in claim.exported and live.is_only_on_host:
+                continue
             size = live.buffer.size_bytes
             is_taken_over = number in claim.donated
             missing = (0 if live.is_on_device else size) - (
@@ -126,11 +133,11 @@ class LiveBuffers:
         self.devices.add(buffer.placement, buffer.size_bytes)
         self._leave_hosts(live)
 
-    def spill(self, live: Live) -> bool:
+    def spill(self, live: Live, *, is_forced: bool = False) -> bool:
         """Count a buffer on its hosts too while it is copied; False if without room."""
         buffer = live.buffer
         needs = self.hosts.by_group({buffer.placement: buffer.host_bytes})
-        if self.hosts.shortage(needs):
+        if self.hosts.shortage(needs) and not is_forced:
             return False
         live.is_spilling = live.is_on_host = True
         self.hosts.add(buffer.placement, buffer.host_bytes)
@@ -140,6 +147,30 @@ class LiveBuffers:
         """Count a buffer on its devices no longer, now that it is copied."""
         live.is_spilling = False
         self._leave_devices(live)
+
+    def put_elsewhere(
+        self, placement: str, devices: Iterable[str], hosts: Iterable[str]
+    ) -> None:
+        """Name other devices and hosts; what is on the hosts goes with it."""
+        moved = [live for live in self.on(placement) if live.is_on_host]
+        for live in moved:
+            self.hosts.add(placement, -live.buffer.host_bytes)
+        self.devices.unplace(placement)
+        self.hosts.unplace(placement)
+        self.devices.place(placement, devices)
+        self.hosts.place(placement, hosts)
+        for live in moved:
+            self.hosts.add(placement, live.buffer.host_bytes)
+
+    def replace(self, buffer: Buffer) -> None:
+        """Take note of what a buffer is from now on, as its placement has moved."""
+        live = self._live.get(buffer.number)
+        if live is None:
+            return
+        if live.is_on_host:
+            change = buffer.host_bytes - live.buffer.host_bytes
+            self.hosts.add(buffer.placement, change)
+        live.buffer = buffer
 
     def forget(self, number: int) -> None:
         """Count a buffer nowhere any more."""

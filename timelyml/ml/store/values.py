@@ -74,6 +74,8 @@ class Claim:
         program: The call's name.
         label: What people know it as.
         arguments: Buffers that it reads, each once.
+        exported: Those of them that are only sent elsewhere, from wherever they are: a
+            copy on the host does.
         donated: Those of them that it takes over: their memory is its own from the start.
         outputs: Buffers that it makes.
         scratch_bytes: By placement, what it takes on a device beyond its outputs and the
@@ -88,6 +90,7 @@ class Claim:
     outputs: tuple[Buffer, ...] = ()
     scratch_bytes: Mapping[str, int] = field(default_factory=dict)
     label: str = ""
+    exported: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

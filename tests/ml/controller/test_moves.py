@@ -1,0 +1,228 @@
+"""Slices that move while calls come: every call ends as it would have without."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.ml.controller.test_core import fates, num_over, random_calls
+from tests.ml.controller.world import World, text_of
+from timelyml.ml.controller import Fetch, Fetched, Finished, Refused
+from timelyml.ml.controller.estate import (
+    AskDevices,
+    ChangeDevices,
+    ChangeSlice,
+    Devices,
+    Moved,
+)
+from timelyml.ml.controller.messages import Acknowledged
+
+ISLANDS = {"a": [0, 1], "b": [2], "c": [3, 4]}
+
+
+def change(world, slice_name, what, island=None, client=1):
+    """Ask for a change; return the number of the request."""
+    request = len(world.heard[client]) + 10_000
+    world.say(client, ChangeSlice(request, slice_name, what, island))
+    return request
+
+
+def answers(world, client=1):
+    """What was answered to requests: None, or the text of a refusal."""
+    found = {}
+    for each in world.heard[client]:
+        if isinstance(each, Acknowledged):
+            found[each.request] = None
+        elif isinstance(each, Refused):
+            found[each.request] = text_of(each.error)
+    return found
+
+
+def stands(world, slice_name):
+    return world.core._slices[slice_name].devices
+
+
+class Restless(World):
+    """A world whose slices are moved, suspended and resumed all the time."""
+
+    is_restless = False
+
+    def act(self):
+        names = self.core.slices
+        if self.is_restless and names and self.rng.random() < 0.15:
+            what = self.rng.choice(["migrate", "suspend", "resume", "withdraw"])
+            if what == "withdraw":
+                self.withdraw()
+            else:
+                island = self.rng.choice([None, *self.islands])
+                change(self, self.rng.choice(names), what, island)
+        return super().act()
+
+    def withdraw(self):
+        if self.withdrawn:
+            self.say(1, ChangeDevices(1, (self.withdrawn.pop(),), is_usable=True))
+        else:
+            host = self.rng.choice(sorted(self.hosts))
+            self.withdrawn.append(f"{host}:{self.rng.randrange(2)}")
+            self.say(1, ChangeDevices(1, tuple(self.withdrawn), is_usable=False))
+
+    def rest(self):
+        """Let everything stand that was suspended."""
+        self.is_restless = False
+        if self.withdrawn:
+            self.withdraw()
+        for name in self.core.slices:
+            change(self, name, "resume")
+
+
+@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("memory_bytes", [4 << 30, 160], ids=["ample", "tight"])
+def test_calls_end_as_they_should_however_slices_move(seed, memory_bytes):
+    world = Restless(seed, ISLANDS, memory_bytes=memory_bytes)
+    world.is_restless, world.withdrawn = True, []
+    expected, live = random_calls(world, 40)
+    for _ in range(100):
+        world.act()
+    world.rest()
+    world.settle()
+
+    assert num_over(world) == 40
+    found = fates(world)
+    for out, fate in expected.items():
+        assert found[out] in (fate or {None}), out
+    fetched = [each for each in world.heard[1] if isinstance(each, Fetched)]
+    assert len(fetched) == world.num_fetches
+    world.release(live)
+    world.settle()
+    assert len(world.core.buffers.directory) == 0
+    assert len(world.core.dispatch) == 0
+    for host in world.hosts.values():
+        left = host.buffers, host.expected, host.prepares, host.exports, host.early
+        assert left == ({}, {}, {}, [], {})
+        assert not host.copies
+        assert all("@" not in name for name in host.slices)
+    ledger = world.core.buffers.memory.ledger
+    used = {*ledger.used_bytes().values(), *ledger.host_bytes().values()}
+    assert used == {0}
+
+
+def test_a_slice_moves_with_its_values_once_what_was_begun_is_over():
+    world = World(3, ISLANDS)
+    slice_ = world.slice(1, 4, "a")  # which an island that is named later overrules
+    x = world.put(slice_)
+    begun = [world.call("f", slice_, [x], size=4)[0][0] for _ in range(5)]
+    request = change(world, slice_.slice, "migrate", "c")
+    later = [world.call("f", slice_, [out], size=4)[0][0] for out in begun]
+    world.settle()
+
+    assert answers(world)[request] is None
+    assert {host for host, _ in stands(world, slice_.slice)} == {3, 4}
+    (moved,) = [each for each in world.heard[1] if isinstance(each, Moved)]
+    assert (moved.island, moved.devices) == ("c", stands(world, slice_.slice))
+    assert {fates(world)[out] for out in begun + later} == {None}
+    assert [(out,) for out in begun + later] == [
+        *world.hosts[0].launched,
+        *world.hosts[3].launched,
+    ]
+    assert not world.hosts[0].slices
+    assert x not in world.hosts[0].copies
+
+
+def test_a_target_is_compiled_before_anything_stops_at_the_source():
+    world = World(1, ISLANDS)
+    slice_ = world.slice(1, 2, "b")
+    x = world.put(slice_)
+    world.call("f", slice_, [x])
+    world.settle()
+    change(world, slice_.slice, "migrate", "a")
+    (early,), _ = world.call("f", slice_, [x])  # the target has said nothing yet
+    compiling = [key for key in world.links if key[0] == 0 or key[1] == 0]
+    held = {key: world.links.pop(key) for key in compiling}
+    world.settle()
+    assert fates(world)[early] is None
+    assert stands(world, slice_.slice) == ((2, 0), (2, 1))
+
+    world.links.update(held)
+    world.settle()
+    assert stands(world, slice_.slice) == ((0, 0), (0, 1))
+
+
+def test_a_suspended_slice_keeps_calls_and_gives_its_values():
+    world = World(2, ISLANDS)
+    slice_, other = world.slice(1, 4, "a"), world.slice(1, 2, "b")
+    x = world.put(slice_)
+    (before,), _ = world.call("f", slice_, [x], size=4)  # not yet compiled
+    request = change(world, slice_.slice, "suspend")
+    world.settle()
+    assert fates(world)[before] is None
+    assert answers(world)[request] is None
+    assert set(world.core.buffers.memory.ledger.used_bytes().values()) == {0}
+
+    world.say(1, Fetch(x))
+    (elsewhere,), _ = world.call("g", other, [x])
+    (here,), _ = world.call("f", slice_, [x], size=4)
+    put = world.put(slice_)
+    (after,), _ = world.call("g", other, [put])
+    world.settle()
+    assert [e.error for e in world.heard[1] if isinstance(e, Fetched)] == [None]
+    assert fates(world)[elsewhere] is None
+    assert not {here, after} & fates(world).keys()
+
+    request = change(world, slice_.slice, "resume")
+    world.settle()
+    assert answers(world)[request] is None
+    assert fates(world)[here] is fates(world)[after] is None
+
+
+def test_withdrawn_devices_are_free_once_their_slices_are_elsewhere():
+    world = World(4, ISLANDS)
+    slice_ = world.slice(1, 2, "a")
+    names = tuple(f"{host}:{index}" for host, index in stands(world, slice_.slice))
+    world.call("f", slice_, [world.put(slice_)])
+    world.say(1, ChangeDevices(7, names, is_usable=False))
+    assert 7 not in answers(world)
+    world.settle()
+    assert answers(world)[7] is None
+    world.say(1, AskDevices(8))
+    devices = {e.name: e for e in world.heard[1][-1].devices}
+    assert isinstance(world.heard[1][-1], Devices)
+    assert not any(devices[name].is_usable or devices[name].slices for name in names)
+    now = {f"{host}:{index}" for host, index in stands(world, slice_.slice)}
+    assert all(devices[name].slices == (slice_.slice,) for name in now)
+    assert world.heard[1].count(Finished(1, (), ())) == 0
+
+    world.say(1, ChangeDevices(9, ("7:0",), is_usable=False))
+    assert "devices are unknown; got ['7:0']" in answers(world)[9]
+
+
+def test_a_client_that_leaves_takes_slices_that_move_or_wait():
+    world = World(5, ISLANDS, num_clients=2)
+    for what in ("migrate", "suspend"):
+        slice_ = world.slice(1, 2)
+        (x,), _ = world.call("f", slice_, [world.put(slice_)])
+        change(world, slice_.slice, what)
+        world.call("f", slice_, [x])
+        world.put(slice_)
+        for _ in range(world.rng.randint(0, 20)):
+            world.act()
+    world.core.leave(1)
+    world.settle()
+
+    assert world.core.slices == []
+    for host in world.hosts.values():
+        left = host.slices, host.buffers, host.copies, host.prepares
+        assert not any(left)
+    assert len(world.core.buffers.directory) == 0
+
+
+def test_changes_that_cannot_be_are_refused():
+    world = World(6, {"a": [0]}, num_clients=2)
+    slice_ = world.slice(1, 2)
+    refused = [
+        change(world, slice_.slice, "migrate"),
+        change(world, "slice-9", "suspend"),
+    ]
+    found = [answers(world)[each] for each in refused]
+    assert "cannot be migrated; got no other 2 devices" in found[0]
+    assert "'slice-9' is not there" in found[1]
+    theirs = change(world, slice_.slice, "suspend", client=2)
+    assert "is not there" in answers(world, 2)[theirs]

@@ -1,0 +1,80 @@
+"""The devices of a cluster as a client sees them, and what it may change about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from timelyml.ml.client.slices import Slice
+from timelyml.ml.controller.estate import (
+    AskDevices,
+    ChangeDevices,
+    ChangeSlice,
+    DeviceInfo,
+    Devices,
+)
+
+
+class Resources:
+    """Devices of all islands, which can be taken out of use while programs run.
+
+    Args:
+        ask: Sends what `make` returns for the number of a request, and waits for the
+            answer: what is asked for, in words, and for how long.
+    """
+
+    def __init__(
+        self, ask: Callable[[Callable[[int], Any], str, float | None], Any]
+    ) -> None:
+        self._ask = ask
+
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        """Return all devices there are, with the slices that stand on each."""
+        answer: Devices = self._ask(AskDevices, "the list of devices", None)
+        return answer.devices
+
+    def withdraw(
+        self, devices: Iterable[str], *, timeout_s: float | None = None
+    ) -> None:
+        """Take devices out of use; returns once no slice stands on them.
+
+        Slices on them move to other devices with all that is theirs, or, if none are
+        free, wait for some; calls on them wait too. No client need notice.
+
+        Args:
+            devices: Their names, as `devices()` has them.
+            timeout_s: How long to wait; they leave all the same.
+
+        Raises:
+            PlacementError: There is no such device.
+            DeadlineError: They were not free in time.
+        """
+        names = tuple(devices)
+        self._ask(
+            lambda request: ChangeDevices(request, names, is_usable=False),
+            f"the withdrawal of devices {list(names[:5])}",
+            timeout_s,
+        )
+
+    def restore(self, devices: Iterable[str]) -> None:
+        """Give devices back to use; slices that wait for some get them.
+
+        Raises:
+            PlacementError: There is no such device.
+        """
+        names = tuple(devices)
+        self._ask(
+            lambda request: ChangeDevices(request, names, is_usable=True),
+            f"the return of devices {list(names[:5])}",
+            None,
+        )
+
+    def change_slice(
+        self, slice_: Slice, change: str, island: str | None, timeout_s: float | None
+    ) -> None:
+        """Change where a slice stands; returns once it is so. See the slice's methods."""
+        self._ask(
+            lambda request: ChangeSlice(request, slice_.name, change, island),
+            f"the change of slice {slice_.name!r} to {change}",
+            timeout_s,
+        )
