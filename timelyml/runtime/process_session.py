@@ -69,7 +69,9 @@ def process_session(options: ProcessOptions) -> Session:
             spill_directory=str(scratch.path),
             heartbeat_fd=heartbeat_fd,
             heartbeat_s=min(1.0, options.heartbeat_timeout_s / BEATS_PER_TIMEOUT),
-            spin_s=spin_seconds(options.workers, len(os.sched_getaffinity(0))),
+            spin_s=spin_seconds(
+                options.workers, len(os.sched_getaffinity(0)), options.num_devices
+            ),
             services=[spec.to_map() for spec in options.services],
         )
 
@@ -92,10 +94,15 @@ def process_session(options: ProcessOptions) -> Session:
     return Session(controller, transport, launcher, controller)
 
 
-def spin_seconds(num_workers: int, num_cores: int) -> float:
+def spin_seconds(num_workers: int, num_cores: int, num_devices: int = 1) -> float:
     """How long workers may look for messages before they sleep; 0: they share cores.
+
+    A worker that has several devices computes in other threads than it looks in.
 
     >>> spin_seconds(2, num_cores=2) > 0, spin_seconds(3, num_cores=2)
     (True, 0.0)
+    >>> spin_seconds(1, num_cores=2, num_devices=2)
+    0.0
     """
-    return SPIN_S if num_workers <= num_cores else 0.0
+    num_threads = num_devices + 1 if num_devices > 1 else 1
+    return SPIN_S if num_workers * num_threads <= num_cores else 0.0

@@ -21,10 +21,10 @@ class Job:
 
 
 def test_what_the_last_job_held_goes_with_it():
-    waiter = Waiter("s", lambda said: None, BufferStore())
+    waiter = Waiter("s", lambda said: None, BufferStore(), lambda: None)
     job = Job()
     held, has_run = weakref.ref(job), job.has_run
-    waiter._jobs.put(job)
+    waiter._copy(job)
     del job
     assert has_run.wait(5.0)
     assert eventually(lambda: held() is None, 5.0)

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from timelyml.ml.functions.computation import ArrayType
+from timelyml.ml.jax_private import is_ready
 
 NUMBER_TYPE = ArrayType((), "int32", 4)
 """Of the number of a launch, which goes to its callbacks."""
@@ -38,7 +39,7 @@ class Outputs(list[Any]):
     def is_over(self) -> bool:
         """Whether all of it is computed, as far as it can still be seen."""
         seen = [each for each in self if not each.is_deleted()]
-        return bool(seen) and all(each.is_ready() for each in seen)
+        return bool(seen) and all(map(is_ready, seen))
 
 
 class Launches:

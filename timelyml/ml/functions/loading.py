@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -57,6 +57,8 @@ class Executable:
         in_shardings: What arguments have to lie in.
         out_shardings: What results will lie in.
         memory: What it needs on each device.
+        quick: Launches it in half the time, of arguments that lie as it wants them and
+            are not donated; None where a launch is more than that.
     """
 
     def __init__(
@@ -77,6 +79,12 @@ class Executable:
         self._compiled = compiled
         self._checks = checks
         self._launches = launches  # under way, if callbacks can fail them
+        self.quick: Callable[[list[jax.Array]], list[jax.Array]] | None = None
+        if not (
+            computation.donated or computation.has_effects or _has_keys(computation)
+        ):
+            count = len(computation.in_types)
+            self.quick = jax_private.quick_launch(compiled, count)
 
     def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
         """Start the computation; return its outputs, which may not be ready yet.
@@ -284,6 +292,11 @@ def exported(computation: Computation) -> export.Exported:
         platform=computation.platform,
         num_devices=computation.mesh.size,
     )
+
+
+def _has_keys(computation: Computation) -> bool:
+    types = (*computation.in_types, *computation.out_types)
+    return any(each.key_impl is not None for each in types)
 
 
 def _is_packed(array_type: ArrayType) -> bool:

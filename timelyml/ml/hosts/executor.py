@@ -1,8 +1,9 @@
 """The executor: the only one that launches computations on the devices of its host.
 
 One thread owns it and launches everything, in the order of the island; its gate sees to
-that. Compiling happens in a thread of its own, and waiting in others; both come back
-through `advance`. A launch takes futures: nothing here waits for a device.
+that. It looks itself which launches are over; others wait only while it sleeps. Compiling
+and copying happen in threads of their own and come back through `advance`. A launch
+takes futures: nothing here waits for a device.
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ from timelyml.ml.hosts.waiting import (
 )
 from timelyml.ml.scheduling import GangKey, LaunchGate, Ticket
 from timelyml.runtime.failure import pack_error
+
+TURN_S = 1e-3
+"""How long launches may go on that end at once, before those that are over are told."""
 
 News: TypeAlias = Done | Compiled | Spilled | tuple[int, Pieces]
 """What a host has to tell: the controller, or of pieces the peer that they are for."""
@@ -93,7 +97,10 @@ class Executor:
     def add_slice(self, slice_: HostSlice) -> None:
         """Make a slice known."""
         self._slices[slice_.name] = slice_
-        self._waiters[slice_.name] = Waiter(slice_.name, self._hear, self.store)
+        self._gate.place(slice_.name, slice_.own_devices)
+        self._waiters[slice_.name] = Waiter(
+            slice_.name, self._hear, self.store, self._wake
+        )
 
     def load(self, identity: str, slice_name: str, pickled: bytes | None) -> None:
         """Compile a computation for a slice, in the background."""
@@ -122,6 +129,8 @@ class Executor:
         self._drop_slices([name for name in (stand.slice,) if name in self._slices])
         slice_.name = stand.slice
         self._slices[stand.slice], self._waiters[stand.slice] = slice_, waiter
+        self._gate.unplace(stand.stand)
+        self._gate.place(stand.slice, slice_.own_devices)
         for identity, of in [code for code in self._code if code[1] == stand.stand]:
             self._code[identity, stand.slice] = self._code.pop((identity, of))
         self.store.moved(slice_)
@@ -182,21 +191,15 @@ class Executor:
             needs = made.memory if isinstance(made, Executable) else NO_NEEDS
             said.append(Compiled(*code, needs))
             self._provide(code)
-        while self._said:
-            each = self._said.popleft()
-            if isinstance(each, Exception):
-                raise each
-            if isinstance(each, Copied):
-                said += self._spilled(each)
-                continue
-            if isinstance(each, Done):
-                self._launch(self._gate.finish(each.sequence))
-            said.append(each)
+        until = time.monotonic() + TURN_S
+        while self._settle() and time.monotonic() < until:
+            while self._said:
+                said += self._hear_out(self._said.popleft())
         return said
 
     def has_news(self) -> bool:
-        """Whether `advance` would do anything."""
-        return bool(self._said or self._compiled)
+        """Whether `advance` would do anything; if not, `wake` is called once it would."""
+        return bool(self._said or self._compiled) or self._is_due()
 
     def close(self) -> None:
         """End all threads, without waiting for what runs."""
@@ -207,6 +210,7 @@ class Executor:
     def _drop_slices(self, names: Iterable[str]) -> None:
         for name in names:
             del self._slices[name]
+            self._gate.unplace(name)
             self._waiters.pop(name).close()
             for code in [code for code in self._code if code[1] == name]:
                 del self._code[code]
@@ -215,6 +219,26 @@ class Executor:
                 for number, plan in self._plans.items()
                 if name not in plan.program.slices
             }
+
+    def _settle(self) -> bool:
+        """Look what is over; return whether anything was said."""
+        for waiter in self._waiters.values():
+            waiter.settle()
+        return bool(self._said)
+
+    def _is_due(self) -> bool:
+        # All are asked, so that each watches.
+        return any(list(map(Waiter.is_due, self._waiters.values())))
+
+    def _hear_out(self, said: Said) -> list[News]:
+        """Go on with what a waiter said; return what of it there is to tell."""
+        if isinstance(said, Exception):
+            raise said
+        if isinstance(said, Copied):
+            return self._spilled(said)
+        if isinstance(said, Done):
+            self._launch(self._gate.finish(said.sequence))
+        return [said]
 
     def _hear(self, said: Said) -> None:
         with self._saying:

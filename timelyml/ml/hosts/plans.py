@@ -56,11 +56,14 @@ class PlannedBlock:
         inputs: Slots that are inputs of the program, and their numbers.
         arrivals: Slots that a move fills, and its number.
         shared: Slots that other blocks use too.
+        inner: Of each step, whether it only takes what is there, and only later
+            launches see of it.
     """
 
     number: int
     slice: str
     steps: tuple[Step, ...]
+    inner: tuple[bool, ...]
     inputs: tuple[tuple[Slot, int], ...]
     arrivals: tuple[tuple[Slot, int], ...]
     shared: tuple[Slot, ...]
@@ -154,10 +157,14 @@ class _Planner:
     def _block(self, number: int, launches: Sequence[Launch]) -> PlannedBlock:
         used = _operands_of(launches)
         last = {slot: each.gang for each in launches for slot in each.operands}
+        steps = tuple(self._step(each, last) for each in launches)
         return PlannedBlock(
             number,
             launches[0].slice,
-            tuple(self._step(each, last) for each in launches),
+            steps,
+            tuple(
+                not (x.destroyed or x.results or x.sent or x.is_waited) for x in steps
+            ),
             tuple((x, self._inputs[x]) for x in used if x in self._inputs),
             tuple((x, self._arrivals[x]) for x in used if x in self._arrivals),
             tuple(x for x in used if self._num_users[x] > 1),

@@ -27,6 +27,7 @@ class HostSlice:
     Attributes:
         devices: All of them, those of other processes included, in row-major order.
         own: Position and device of those that are this process's.
+        own_devices: Names of these.
     """
 
     def __init__(self, made: SliceMade, by_rank: Sequence[Sequence[jax.Device]]):
@@ -42,6 +43,7 @@ class HostSlice:
             for position, device in enumerate(self.devices)
             if device.process_index == rank
         )
+        self.own_devices = tuple(str(device.id) for _, device in self.own)
         self._shardings: dict[Spec, NamedSharding] = {}
 
     def sharding(self, spec: Spec) -> NamedSharding:

@@ -1,10 +1,11 @@
 """Waits for what devices compute: when a launch is over, what it took, what it returned.
 
-Each slice has a thread that does nothing but wait. It launches nothing.
+The thread that launches looks which are over; threads that launch nothing wait for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -21,6 +22,7 @@ from timelyml.ml.hosts.buffers import Buffer, BufferStore
 from timelyml.ml.hosts.copies import HostCopy
 from timelyml.ml.hosts.messages import Done, Export, Pieces
 from timelyml.ml.hosts.slices import gather, zeros
+from timelyml.ml.jax_private import is_ready
 from timelyml.runtime.failure import pack_error
 
 SMALL_BYTES = 4096
@@ -74,57 +76,112 @@ nothing follows."""
 
 
 class Waiter:
-    """Waits for the launches of one slice, in their order.
+    """Finds out which launches of one slice are over, in their order.
+
+    The thread that launches asks for them in its turns, which costs next to nothing. A
+    thread of each waiter waits on its behalf while it sleeps, and does nothing else;
+    another copies what is to be sent or spilled.
 
     Args:
         name: Of the slice.
-        say: Hears what came of each; called in the thread that waits.
+        say: Hears what came of each; called in the thread that settles or copies.
         store: Is asked which buffers are still wanted, and which were given away.
+        wake: Called, from a thread of its own, when `settle` has something to do.
     """
 
     def __init__(
-        self, name: str, say: Callable[[Said], None], store: BufferStore
+        self,
+        name: str,
+        say: Callable[[Said], None],
+        store: BufferStore,
+        wake: Callable[[], None],
     ) -> None:
+        self._name = name
         self._say = say
         self._store = store
-        self._jobs: SimpleQueue[Launched | Callable[[], None] | None] = SimpleQueue()
+        self._wake = wake
+        self._under_way: deque[Launched] = deque()
+        self._is_watched = False  # the first of them, by the thread that waits
+        self._watches: SimpleQueue[Launched | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._newest = -1  # sequence of the last launch
         self._free_since_ns = 0
         # Launches whose results were all donated before they could be waited for, each
         # with a later launch by whose end it is over.
         self._eaten: deque[tuple[Launched, int]] = deque()
-        self._thread = threading.Thread(
-            target=self._serve, name=f"timelyml-wait-{name}", daemon=True
-        )
-        self._thread.start()
+        self._start(self._watch, "wait")
+        self._is_copying = False
 
     def launched(self, launch: Launched) -> None:
-        """Wait for this launch too."""
+        """Look for the end of this launch too."""
         self._newest = launch.sequence
-        self._jobs.put(launch)
+        self._under_way.append(launch)
+
+    def settle(self) -> None:
+        """Tell of all launches that are over; never waits."""
+        while self._under_way and self._is_over(self._under_way[0]):
+            self._finish(self._under_way.popleft())
+
+    def is_due(self) -> bool:
+        """Whether `settle` has something to tell; if not, `wake` is called once it has."""
+        if not self._under_way:
+            return False
+        if self._is_over(self._under_way[0]):
+            return True
+        if not self._is_watched:
+            self._is_watched = True
+            self._watches.put(self._under_way[0])
+        return False
 
     def export(self, buffer: Buffer, export: Export) -> None:
         """Have pieces of a buffer sent once it is computed."""
-        self._jobs.put(lambda: self._say((export.peer, _pieces(buffer, export))))
+        self._copy(lambda: self._say((export.peer, _pieces(buffer, export))))
 
     def spill(self, number: int, buffer: Buffer) -> None:
         """Have a buffer copied to the host, once what was to be sent of it is sent."""
-        self._jobs.put(lambda: self._say(_copied(number, buffer)))
+        self._copy(lambda: self._say(_copied(number, buffer)))
 
     def close(self) -> None:
-        """End the thread after what is under way; does not wait for it."""
+        """End the threads after what is under way; does not wait for it."""
+        self._watches.put(None)
         self._jobs.put(None)
+
+    def _start(self, target: Callable[[], None], what: str) -> None:
+        name = f"timelyml-{what}-{self._name}"
+        threading.Thread(target=target, name=name, daemon=True).start()
+
+    def _copy(self, job: Callable[[], None]) -> None:
+        if not self._is_copying:
+            self._is_copying = True
+            self._start(self._serve, "copy")
+        self._jobs.put(job)
+
+    def _watch(self) -> None:
+        while (launch := self._watches.get()) is not None:
+            for each in launch.started:
+                _await_any(each.outputs)
+                del each
+            del launch  # or what the last one holds would stay in memory
+            self._is_watched = False
+            self._wake()
 
     def _serve(self) -> None:
         try:
             while (job := self._jobs.get()) is not None:
-                if isinstance(job, Launched):
-                    self._finish(job)
-                else:
-                    job()
+                job()
                 del job  # or what the last one holds would stay in memory
         except Exception as bug:  # noqa: BLE001 - or launches would seem to go on
             self._say(bug)
+
+    def _is_over(self, launch: Launched) -> bool:
+        """Whether nothing would be waited for to finish a launch."""
+        for each in launch.started:
+            for array in each.outputs:
+                if not array.is_deleted():
+                    if not is_ready(array):
+                        return False
+                    break
+        return True
 
     def _finish(self, launch: Launched) -> None:
         errors: dict[int, bytes] = dict(launch.failures)
@@ -191,6 +248,14 @@ class Waiter:
                 return pack_failure(launch.executable, error), False
             return None, True
         return None, False
+
+
+def _await_any(arrays: Sequence[jax.Array]) -> None:
+    """Wait for one that is not donated in the meantime; whoever settles looks at it."""
+    for array in arrays:
+        with contextlib.suppress(Exception):  # the computation's own, or it is gone
+            array.block_until_ready()
+            return
 
 
 def pack_failure(executable: Executable, error: Exception) -> bytes:
