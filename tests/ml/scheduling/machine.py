@@ -106,6 +106,8 @@ class Machine:
         by_host = {host: own for host, own in by_host.items() if own}
         self.places[island, name] = by_host
         self.islands.schedulers[island].place(name, by_host)
+        for host, own in by_host.items():
+            self.gates[island, host].place(name, own)
 
     def join(self, client, weight=1):
         for scheduler in self.islands.schedulers.values():
@@ -173,7 +175,7 @@ class Machine:
         running = Running(island, grant, devices)
         self._running[island, grant.sequence] = running
         self.sequences[island].append(grant.sequence)
-        for host, ticket in tickets_of(grant, devices).items():
+        for host, ticket in tickets_of(grant).items():
             gate = self.gates[island, host]
             self.link(
                 "scheduler",
@@ -193,7 +195,7 @@ class Machine:
             self.launch_orders[island, host].append(ticket.sequence)
             running = self._running[island, ticket.sequence]
             running.launched_on.add(host)
-            for device in ticket.devices:
+            for device in running.devices[host]:
                 self.lines[island, device].append(running)
         self._begin()
 

@@ -10,9 +10,9 @@ from timelyml.errors import LaunchOrderError
 from timelyml.ml.scheduling import GangKey, LaunchGate, Ticket
 
 
-def ticket(position, *, sequence=None, generation=0, devices=("d0",)):
+def ticket(position, *, sequence=None, generation=0, placement="s0"):
     number = position * 3 if sequence is None else sequence
-    return Ticket(generation, position, number, GangKey("p", position, 0), devices)
+    return Ticket(generation, position, number, GangKey("p", position, 0), placement)
 
 
 @given(st.permutations(range(6)), st.permutations(range(6)), st.integers(1, 6))
@@ -75,9 +75,11 @@ def test_devices_fill_up_on_their_own():
     gate = LaunchGate("h", generation=0, max_unfinished=1)
     for position in range(3):
         gate.prepare(GangKey("p", position, 0))
-    both = ticket(1, devices=("d0", "d1"))
-    assert gate.admit([ticket(0), both, ticket(2, devices=("d2",))]) == (ticket(0),)
-    assert gate.finish(0) == (both, ticket(2, devices=("d2",)))
+    gate.place("s0", ["d0"])
+    gate.place("both", ["d0", "d1"])
+    both, other = ticket(1, placement="both"), ticket(2, placement="unknown")
+    assert gate.admit([ticket(0), both, other]) == (ticket(0),)
+    assert gate.finish(0) == (both, other)
 
 
 def test_a_launch_ends_once():

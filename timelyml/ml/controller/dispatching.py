@@ -245,12 +245,13 @@ class Dispatch:
         for entry in before:
             self._buffers.unuse(entry, is_exported=True)
 
-    def _soon(self, action: Callable[[Work], None], programs: Iterable[str]) -> None:
+    def _soon(self, action: Callable[[Work], None], programs: Sequence[str]) -> None:
         def act(program: str) -> None:
             if program in self._works:  # it may be cancelled
                 action(self._works[program])
 
-        self._turns.do([partial(act, program) for program in programs])
+        if programs:
+            self._turns.do([partial(act, program) for program in programs])
 
     def _claim(self, work: Work) -> None:
         """Ask for the memory of work, once all is known for that."""
@@ -300,8 +301,7 @@ class Dispatch:
         work = self._works[grant.key.program]
         work.owner.granted(work, grant)
         self._by_sequence[island, grant.sequence] = work, grant.key.gang
-        devices = self._slices[grant.placement].devices_by_host
-        for host, ticket in tickets_of(grant, devices).items():
+        for host, ticket in tickets_of(grant).items():
             self._outbox.book(int(host)).tickets.append(ticket)
         if not work.is_ordered:
             return []

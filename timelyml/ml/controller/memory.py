@@ -135,7 +135,8 @@ class Memory:
         self._follow(effects)
 
     def _follow(self, effects: Iterable[LedgerEffect]) -> None:
-        self._turns.do([partial(self._do, effect) for effect in effects])
+        if actions := [partial(self._do, effect) for effect in effects]:
+            self._turns.do(actions)
 
     def _do(self, effect: LedgerEffect) -> None:
         """Do what the ledger decided."""

@@ -80,6 +80,7 @@ class SliceRecord:
     is_closed: bool = False
     is_leaving: bool = False
     _shares: dict[tuple[Spec, int], tuple[int, int]] = field(default_factory=dict)
+    _hosts: tuple[object, tuple[int, ...]] = (None, ())  # of which devices
 
     def __post_init__(self) -> None:
         self.order = self.order or self.island
@@ -100,15 +101,19 @@ class SliceRecord:
     @property
     def hosts(self) -> tuple[int, ...]:
         """The hosts that have devices of it, in order."""
-        return tuple(dict.fromkeys(host for host, _ in self.devices))
+        devices, hosts = self._hosts  # asked for several times in every call
+        if devices is not self.devices:
+            hosts = tuple(dict.fromkeys(host for host, _ in self.devices))
+            self._hosts = self.devices, hosts
+        return hosts
 
     @property
     def devices_by_host(self) -> dict[str, tuple[str, ...]]:
         """Names of devices by the name of their host, as the scheduler has them."""
-        found: dict[str, tuple[str, ...]] = {}
+        found: dict[str, list[str]] = {}
         for host, index in self.devices:
-            found[str(host)] = (*found.get(str(host), ()), device_name(host, index))
-        return found
+            found.setdefault(str(host), []).append(device_name(host, index))
+        return {host: tuple(devices) for host, devices in found.items()}
 
     @property
     def place(self) -> Place:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from timelyml.errors import LaunchOrderError
@@ -12,26 +12,20 @@ from timelyml.ml.scheduling.values import MAX_UNFINISHED, GangKey, Grant
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A grant as one host sees it; `devices` are the host's own part of the gang."""
+    """A grant as one host sees it; it knows which of its devices the placement has."""
 
     generation: int
     position: int
     sequence: int
     key: GangKey
-    devices: tuple[str, ...]
+    placement: str
 
 
-def tickets_of(
-    grant: Grant, devices_by_host: Mapping[str, Sequence[str]]
-) -> dict[str, Ticket]:
+def tickets_of(grant: Grant) -> dict[str, Ticket]:
     """Return what to tell each host of a gang."""
     return {
         host: Ticket(
-            grant.generation,
-            position,
-            grant.sequence,
-            grant.key,
-            tuple(devices_by_host[host]),
+            grant.generation, position, grant.sequence, grant.key, grant.placement
         )
         for host, position in grant.positions
     }
@@ -52,7 +46,7 @@ class LaunchGate:
     >>> first, second = GangKey("p", 0, 0), GangKey("p", 1, 0)
     >>> gate.prepare(second)
     ()
-    >>> gate.admit([Ticket(0, 0, 5, first, ("d",)), Ticket(0, 1, 9, second, ("d",))])
+    >>> gate.admit([Ticket(0, 0, 5, first, "s"), Ticket(0, 1, 9, second, "s")])
     ()
     >>> [ticket.sequence for ticket in gate.prepare(first)]
     [5, 9]
@@ -71,6 +65,15 @@ class LaunchGate:
         self._unfinished: dict[int, Ticket] = {}
         self._weights: dict[GangKey, int] = {}
         self._num_unfinished: dict[str, int] = {}
+        self._devices: dict[str, tuple[str, ...]] = {}
+
+    def place(self, placement: str, devices: Iterable[str]) -> None:
+        """Say which devices of this host a placement has; else it stands for one."""
+        self._devices[placement] = tuple(devices)
+
+    def unplace(self, placement: str) -> None:
+        """Forget a placement of which nothing is launched any more."""
+        self._devices.pop(placement, None)
 
     def admit(self, tickets: Iterable[Ticket]) -> tuple[Ticket, ...]:
         """Take tickets as they come from the scheduler; return what to launch now.
@@ -106,7 +109,7 @@ class LaunchGate:
                 host=self._host,
             )
         weight = self._weights.pop(ticket.key, 1)
-        for device in ticket.devices:
+        for device in self._devices_of(ticket):
             self._num_unfinished[device] -= weight
         return self._launch()
 
@@ -143,7 +146,7 @@ class LaunchGate:
             self._prepared.discard(ticket.key)
             self._unfinished[ticket.sequence] = ticket
             weight = self._weights.get(ticket.key, 1)
-            for device in ticket.devices:
+            for device in self._devices_of(ticket):
                 count = self._num_unfinished.get(device, 0)
                 self._num_unfinished[device] = count + weight
             launched.append(ticket)
@@ -154,5 +157,8 @@ class LaunchGate:
             return False
         # What is heavier than all that may be under way goes when nothing is.
         most = max(0, self._max_unfinished - self._weights.get(ticket.key, 1))
-        counts = (self._num_unfinished.get(device, 0) for device in ticket.devices)
-        return all(count <= most for count in counts)
+        counts = map(self._num_unfinished.get, self._devices_of(ticket))
+        return all(not count or count <= most for count in counts)
+
+    def _devices_of(self, ticket: Ticket) -> tuple[str, ...]:
+        return self._devices.get(ticket.placement) or (ticket.placement,)

@@ -176,9 +176,8 @@ class Islands:
             island: Submission(client, program, part, iterations, priority)
             for island, part in graph.graphs.items()
         }
-        for island, submission in parts.items():
-            self.schedulers[island].check(submission)
-        self._spreads[program] = _Spread(graph, client, set(parts), is_apart)
+        for island, submission in parts.items() if len(parts) > 1 else ():
+            self.schedulers[island].check(submission)  # the only one does so itself
         # All parts are there before news of one reaches another.
         effects = [
             (island, effect)
@@ -188,6 +187,7 @@ class Islands:
         for (island, gang), slot in graph.opens_at_first:
             opened = self.schedulers[island].open(program, gang, slot)
             effects += [(island, effect) for effect in opened]
+        self._spreads[program] = _Spread(graph, client, set(parts), is_apart)
         return self._follow(effects)
 
     def finished(

@@ -13,7 +13,7 @@ could free anything, and they may be waiting for just that program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from timelyml.errors import InvariantError, MemoryLimitError
@@ -143,11 +143,15 @@ class Ledger:
 
         What it makes is known from now on to programs that come after it.
         """
+        needs = self._live.needs_of(claim)
+        is_alone = not (self._waiting or self._held)
+        if is_alone and not self._shortage(needs) and self._is_settled(claim):
+            for output in claim.outputs:
+                self._live.promise(output)
+            return [self._admit(claim, frozenset(needs))]
         if error := self._impossible(claim):
             return [Refuse(claim.program, error)]
-        self._waiting[claim.program] = _Placed(
-            claim, frozenset(self._live.needs_of(claim))
-        )
+        self._waiting[claim.program] = _Placed(claim, frozenset(needs))
         for output in claim.outputs:
             self._live.promise(output)
         self._count_waiting(claim, 1)
@@ -211,6 +215,8 @@ class Ledger:
 
     def _serve(self) -> list[LedgerEffect]:
         """Admit what fits, first come first served on every device."""
+        if not (self._waiting or self._held):
+            return []
         effects = self._evict() if self._held else []
         blocked: set[int] = set()  # groups that an earlier program waits for
         for program, (claim, placements) in list(self._waiting.items()):
@@ -220,10 +226,10 @@ class Ledger:
             if not blocked.isdisjoint(groups) or self._held.keys() & placements:
                 blocked.update(groups)
                 continue
-            short = self._shortage(claim)
-            is_settled = not any(self._is_spilling(each) for each in claim.arguments)
-            if is_settled and not short:
+            short = self._shortage(self._live.needs_of(claim))
+            if not short and self._is_settled(claim):
                 del self._waiting[program]
+                self._count_waiting(claim, -1)
                 effects.append(self._admit(claim, placements))
                 continue
             more, error = self._make_room(claim, short) if short else ([], None)
@@ -239,12 +245,11 @@ class Ledger:
         of = self._live.devices.groups_of
         return {group for placement in placements for group in of(placement)}
 
-    def _shortage(self, claim: Claim) -> dict[int, int]:
+    def _shortage(self, needs: Mapping[str, int]) -> dict[int, int]:
         devices = self._live.devices
-        return devices.shortage(devices.by_group(self._live.needs_of(claim)))
+        return devices.shortage(devices.by_group(needs))
 
     def _admit(self, claim: Claim, placements: frozenset[str]) -> Admit:
-        self._count_waiting(claim, -1)
         returns = []
         for number in claim.arguments:
             live = self._live.get(number)
@@ -382,9 +387,10 @@ class Ledger:
             if live := self._live.get(number):
                 live.num_waiting += change
 
-    def _is_spilling(self, number: int) -> bool:
-        live = self._live.get(number)
-        return live is not None and live.is_spilling
+    def _is_settled(self, claim: Claim) -> bool:
+        """Whether no argument is about to leave its devices."""
+        found = map(self._live.get, claim.arguments)
+        return not any(live is not None and live.is_spilling for live in found)
 
     def _forget_if_over(self, live: Live) -> None:
         if live.is_freed and not live.num_users and not live.num_waiting:
