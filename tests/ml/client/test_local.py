@@ -560,3 +560,20 @@ def test_a_slice_that_was_given_back_cannot_be_used(client):
         x.result()
     with pytest.raises(SliceError, match="is not there"):
         np.asarray(jit(lambda x: x + 1, slice=slice_)(np.float32(1)))
+
+
+def test_calls_that_run_far_ahead_give_each_value_that_somebody_holds(make_slice):
+    slice_ = make_slice()
+    cut = slice_.sharding(P("data"))
+    step = jit(lambda x: x + x.mean(), slice=slice_, out_shardings=cut)
+    first = x = slice_.client.put(np.float32([0, 2]), cut)
+    held = []
+    for number in range(400):
+        x = step(x if number % 50 else first)
+        if number % 7 == 0:
+            held.append((number % 50, x))
+    for count, value in held:
+        wanted = np.float32([0, 2])
+        for _ in range(count + 1):
+            wanted = wanted + wanted.mean()
+        np.testing.assert_array_equal(np.asarray(value), wanted)

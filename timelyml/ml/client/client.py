@@ -16,6 +16,7 @@ import jax
 from jax.sharding import AbstractMesh
 
 from timelyml.errors import ConfigError, HandleError
+from timelyml.ml.client.ahead import Ahead
 from timelyml.ml.client.elements import as_sealed
 from timelyml.ml.client.handle import Handle
 from timelyml.ml.client.inbox import Inbox
@@ -83,6 +84,7 @@ class Client:
         self._inbox = Inbox(max_unfinished_calls, self._moved)
         self._slices: dict[str, Slice] = {}
         self._programs = Programs(self, self._slices)
+        self._ahead = Ahead(self, self._inbox, self._programs.register)
         self._registered: set[tuple[str, str]] = set()
         self._requests = itertools.count(1)
         self._number, max_calls = link.connect(self._inbox.receive)
@@ -131,6 +133,7 @@ class Client:
     def give_back(self, slice_: Slice) -> None:
         """Give a slice back; what is still on it goes first."""
         self._slices.pop(slice_.name, None)
+        self._ahead.forget(slice_)
         self._releases.flush()
         self.send(DropSlice(slice_.name))
 
@@ -173,6 +176,7 @@ class Client:
         computation, slice_ = call.computation, call.slice
         if not isinstance(slice_, Slice) or slice_.client is not self:
             raise HandleError(f"{slice_!r} is no slice of this client")
+        travels = self._ahead.takes(call)
         self.register(computation, slice_)
         operands = [
             self._operand(each, computation, position, slice_)
@@ -189,6 +193,9 @@ class Client:
                 strict=False,
             )
         ]
+        if travels:
+            self._ahead.add(slice_, computation, operands, handles)
+            return handles
         self.start(
             Call(
                 computation.identity,
@@ -201,6 +208,7 @@ class Client:
 
     def call_program(self, call: ProgramCall) -> Sequence[Any]:
         """Start a traced program; return a value for each result."""
+        self._ahead.flush()
         return self._programs.call(call)
 
     def put_array(
@@ -230,12 +238,26 @@ class Client:
 
     def start(self, message: Any) -> None:
         """Send what counts as a call; waits while too many are not over."""
-        self._inbox.begin_call()
+        self._ahead.flush()
+        self.start_now(message)
+
+    def start_now(self, message: Any, num_calls: int = 1) -> None:
+        """Send what counts as so many calls; waits while too many are not over."""
+        self._inbox.begin_call(num_calls)
         self._releases.flush()  # what they took may be needed
-        self.send(message)
+        self.send_now(message)
 
     def send(self, message: Any) -> None:
         """Send a message.
+
+        Raises:
+            TimelyError: The client has ended.
+        """
+        self._ahead.flush()
+        self.send_now(message)
+
+    def send_now(self, message: Any) -> None:
+        """Send a message, without calls that were collected before it.
 
         Raises:
             TimelyError: The client has ended.
@@ -246,12 +268,14 @@ class Client:
     def wait_ready(self, handle: Handle, timeout_s: float | None) -> None:
         """Wait until a value is computed."""
         handle.check()
+        self._ahead.flush()
         self._inbox.wait(handle.is_ready, timeout_s, repr(handle))
         handle.elements()  # or why there are none
 
     def value_of(self, handle: Handle, timeout_s: float | None) -> Any:
         """Wait for the elements of a value."""
         handle.check()
+        self._ahead.flush()
         if not handle.is_known() and handle.nbytes <= SMALL_BYTES:
             # Then it most likely comes with the news that it is ready.
             self._inbox.wait(handle.is_ready, timeout_s, repr(handle))
@@ -352,6 +376,7 @@ class Client:
         """Give everything back and end the client; closing twice changes nothing."""
         self._releases.close()
         self._link.close()
+        self._ahead.close()
 
     def __enter__(self) -> Self:
         return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,6 +46,10 @@ class Inbox:
         self._answers: dict[int, Any] = {}
         self._fetching: set[int] = set()
         self._num_unfinished = 0
+        self._weights: deque[int] = deque()  # of messages under way: calls in each
+        self._finished_at = 0.0
+        self.pace_s = 0.0
+        """How long a call takes on average, of those that follow one another."""
         self._end: TimelyError | None = None  # why nothing will be answered any more
 
     @property
@@ -65,12 +70,20 @@ class Inbox:
         """Return the handle of a buffer, if anybody holds it."""
         return self._handles.get(buffer)
 
-    def begin_call(self) -> None:
-        """Count one more call, once there are few enough."""
+    @property
+    def num_unfinished(self) -> int:
+        """Calls that are not over."""
+        return self._num_unfinished
+
+    def begin_call(self, num_calls: int = 1) -> None:
+        """Count one more message of so many calls, once there are few enough."""
         with self._changed:
             while self._num_unfinished >= self.max_unfinished_calls and self.is_open:
                 self._changed.wait()
-            self._num_unfinished += 1
+            if not self._weights:
+                self._finished_at = time.monotonic()
+            self._num_unfinished += num_calls
+            self._weights.append(num_calls)
 
     def begin_fetch(self, handle: Handle) -> bool:
         """Note that the elements of a value are asked for; False if they were."""
@@ -124,7 +137,7 @@ class Inbox:
                 case Finished():
                     self._on_finished(message)
                 case Failed():
-                    self._num_unfinished -= message.num_calls
+                    self._end_calls(message.num_calls)
                     self._fail(message.buffers, message.error)
                 case Fetched():
                     self._on_fetched(message)
@@ -135,7 +148,7 @@ class Inbox:
             self._changed.notify_all()
 
     def _on_finished(self, message: Finished) -> None:
-        self._num_unfinished -= message.num_calls
+        self._end_calls(message.num_calls)
         for buffer in message.buffers:
             handle = self._handles.get(buffer)
             if handle is not None:
@@ -144,6 +157,17 @@ class Inbox:
             handle = self._handles.get(buffer)
             if handle is not None:
                 handle.take(value)
+
+    def _end_calls(self, num_messages: int) -> None:
+        """Count messages whose calls are over, on one slice in the order of sending."""
+        if not num_messages:
+            return
+        ended = sum(self._weights.popleft() for _ in range(num_messages))
+        self._num_unfinished -= ended
+        now = time.monotonic()
+        pace_s = (now - self._finished_at) / ended
+        self._finished_at = now
+        self.pace_s += (pace_s - self.pace_s) / 4
 
     def _on_fetched(self, message: Fetched) -> None:
         self._fetching.discard(message.buffer)

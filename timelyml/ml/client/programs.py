@@ -106,6 +106,10 @@ class Programs:
             for each in known.results
         ]
 
+    def register(self, program: Program) -> int:
+        """Have a program ready whose inputs are handles; return its number."""
+        return self._register(program, "parallel").number
+
     def _input(
         self,
         number: int,

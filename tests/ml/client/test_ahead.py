@@ -1,0 +1,162 @@
+"""Calls that travel together mean what they would mean alone."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from jax.sharding import AbstractMesh
+
+from tests.ml.controller.world import FLOAT, computation
+from timelyml.ml.client.ahead import MAX_CALLS, Ahead
+from timelyml.ml.client.handle import Handle
+from timelyml.ml.client.inbox import Inbox
+from timelyml.ml.client.slices import Slice
+from timelyml.ml.controller import Call, CallProgram, Release
+from timelyml.ml.functions import LogicalMesh
+from timelyml.ml.programs import Arg
+from timelyml.testing.leftovers import eventually
+
+MESH = LogicalMesh(("x",), (2,))
+
+
+class Sender:
+    """Does what it is told on terms, each with a number: what a value is computed of."""
+
+    def __init__(self):
+        self.terms = {}
+        self.values = {}
+        self.programs = []
+        self.messages = []
+        self.released = []
+        self.num_calls = 0
+
+    def term(self, *parts):
+        return self.terms.setdefault(parts, len(self.terms))
+
+    def release(self, buffer):
+        self.released.append(buffer)
+
+    def register(self, program):
+        self.programs.append(program)
+        return len(self.programs) - 1
+
+    def start_now(self, message, num_calls=1):
+        self.drop()
+        self.num_calls += num_calls
+        self.messages.append(message)
+        if isinstance(message, Call):
+            args = tuple(self.values[x] for x in message.args)
+            for position, out in enumerate(message.outs):
+                self.values[out] = self.term(message.computation, args, position)
+            return
+        assert isinstance(message, CallProgram)
+        program, found = self.programs[message.program], {}
+        for index, node in enumerate(program.nodes):
+            if isinstance(node, Arg):
+                found[index, 0] = self.values[message.inputs[node.position]]
+            else:
+                args = tuple(found[tuple(each)] for each in node.operands)
+                for position in range(len(node.outputs)):
+                    term = self.term(node.computation.identity, args, position)
+                    found[index, position] = term
+        outs = zip(message.outs, program.results, strict=True)
+        self.values.update((out, found[tuple(ref)]) for out, ref in outs)
+
+    def send_now(self, message):
+        assert isinstance(message, Release)
+        for each in message.buffers:
+            self.values.pop(each, None)
+
+    def drop(self):
+        """Tell of values that went; nobody knows those that were never sent."""
+        for each in self.released:
+            self.values.pop(each, None)
+        self.released.clear()
+
+
+class Rig:
+    """Calls in a random order on handles that come and go, beside what they mean."""
+
+    def __init__(self, seed):
+        self.rng = random.Random(seed)
+        self.sender = Sender()
+        self.ahead = Ahead(self.sender, Inbox(512), self.sender.register)
+        mesh = AbstractMesh((2,), ("x",))
+        self.slice = Slice("s", mesh, "cpu", "island", (), self.sender)
+        self.next = 0
+        self.terms = {}
+        self.held = [self.handle() for _ in range(2)]
+        for each in self.held:
+            term = self.sender.term(each.buffer)
+            self.terms[each.buffer] = self.sender.values[each.buffer] = term
+
+    def handle(self):
+        self.next += 1
+        return Handle(self.sender, self.next, self.slice, FLOAT, ("x",))
+
+    def call(self, operands, num_outs):
+        made = computation("f", len(operands), num_outs, MESH)
+        results = [self.handle() for _ in range(num_outs)]
+        args = tuple(self.terms[each.buffer] for each in operands)
+        for position, each in enumerate(results):
+            term = self.sender.term(made.identity, args, position)
+            self.terms[each.buffer] = term
+        self.ahead.add(self.slice, made, operands, results)
+        return results
+
+    def check(self):
+        self.ahead.flush()
+        self.sender.drop()
+        assert self.sender.values == {
+            each.buffer: self.terms[each.buffer] for each in self.held
+        }
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_values_are_those_of_single_calls_and_nothing_else_is_left(seed):
+    rig = Rig(seed)
+    period = rig.rng.randint(1, 4)
+    for number in range(150):
+        if not number % period:
+            rig.rng.seed(seed)  # the same again, as in a loop
+        operands = [rig.rng.choice(rig.held[-3:]) for _ in range(rig.rng.randint(1, 2))]
+        rig.held += rig.call(operands, rig.rng.randint(1, 2))
+        del operands
+        while len(rig.held) > rig.rng.randint(2, 5):
+            del rig.held[rig.rng.randrange(len(rig.held))]
+        if rig.rng.random() < 0.02:
+            rig.check()
+    rig.check()
+    assert rig.sender.num_calls == 150
+    rig.ahead.close()
+
+
+def test_a_loop_becomes_one_message_for_many_calls():
+    rig = Rig(0)
+    for _ in range(10 * MAX_CALLS):
+        rig.held = rig.call(rig.held[-1:], 1)
+    rig.check()
+    programs = [x for x in rig.sender.messages if isinstance(x, CallProgram)]
+    assert len(rig.sender.programs) == 1
+    assert len(programs) >= 8
+    assert all(len(each.outs) == 1 for each in programs)  # the rest has no name
+    rig.ahead.close()
+
+
+def test_a_value_that_was_deleted_before_it_was_sent_is_not_kept():
+    rig = Rig(0)
+    for _ in range(3):
+        kept, lost = rig.call(rig.held[:1], 2)
+        lost.delete()
+        rig.held.append(kept)
+        rig.check()
+    rig.ahead.close()
+
+
+def test_a_call_that_nothing_follows_is_sent_all_the_same():
+    rig = Rig(0)
+    rig.held += rig.call(rig.held[:1], 1)
+    assert eventually(lambda: rig.sender.messages, 5.0)
+    rig.check()
+    rig.ahead.close()
