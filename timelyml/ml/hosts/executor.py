@@ -78,6 +78,8 @@ class Executor:
         self._said: deque[Said] = deque()
         self._saying = threading.Lock()
         self._prepares: dict[GangKey, Prepare] = {}
+        self._line: deque[Ticket] = deque()  # let through, and not launched yet
+        self._is_launching = False
         # What a gang still needs before it can be launched, and who needs it.
         self._missing: dict[GangKey, set[Any]] = {}
         self._awaited: dict[Any, list[GangKey]] = {}
@@ -331,12 +333,19 @@ class Executor:
         self._waiters[buffer.slice].export(buffer, export)
 
     def _launch(self, tickets: Iterable[Ticket]) -> None:
-        for ticket in tickets:
+        """Launch in order; what comes of a launch meanwhile goes after all of these."""
+        self._line.extend(tickets)
+        if self._is_launching:
+            return
+        self._is_launching = True
+        while self._line:
+            ticket = self._line.popleft()
             prepare = self._prepares.pop(ticket.key, None)
             if prepare is None:
                 self._runs.launch(ticket.key, ticket.sequence)
             else:
                 self._launch_one(ticket.sequence, prepare)
+        self._is_launching = False
 
     def _launch_one(self, sequence: int, prepare: Prepare) -> None:
         code = self._code[prepare.computation, prepare.slice]
