@@ -29,7 +29,6 @@ class Sender:
         self.programs = []
         self.messages = []
         self.released = []
-        self.num_calls = 0
 
     def term(self, *parts):
         return self.terms.setdefault(parts, len(self.terms))
@@ -41,10 +40,12 @@ class Sender:
         self.programs.append(program)
         return len(self.programs) - 1
 
-    def start_now(self, message, num_calls=1):
-        self.drop()
-        self.num_calls += num_calls
+    def send(self, message):
         self.messages.append(message)
+        if isinstance(message, Release):
+            for each in message.buffers:
+                self.values.pop(each, None)
+            return
         if isinstance(message, Call):
             args = tuple(self.values[x] for x in message.args)
             for position, out in enumerate(message.outs):
@@ -63,12 +64,7 @@ class Sender:
         outs = zip(message.outs, program.results, strict=True)
         self.values.update((out, found[tuple(ref)]) for out, ref in outs)
 
-    def send_now(self, message):
-        assert isinstance(message, Release)
-        for each in message.buffers:
-            self.values.pop(each, None)
-
-    def drop(self):
+    def flush(self):
         """Tell of values that went; nobody knows those that were never sent."""
         for each in self.released:
             self.values.pop(each, None)
@@ -81,7 +77,8 @@ class Rig:
     def __init__(self, seed):
         self.rng = random.Random(seed)
         self.sender = Sender()
-        self.ahead = Ahead(self.sender, Inbox(512), self.sender.register)
+        self.inbox = Inbox(1 << 20)
+        self.ahead = Ahead(self.sender, self.inbox, self.sender, self.sender.register)
         mesh = AbstractMesh((2,), ("x",))
         self.slice = Slice("s", mesh, "cpu", "island", (), self.sender)
         self.next = 0
@@ -107,7 +104,7 @@ class Rig:
 
     def check(self):
         self.ahead.flush()
-        self.sender.drop()
+        self.sender.flush()
         assert self.sender.values == {
             each.buffer: self.terms[each.buffer] for each in self.held
         }
@@ -128,7 +125,7 @@ def test_values_are_those_of_single_calls_and_nothing_else_is_left(seed):
         if rig.rng.random() < 0.02:
             rig.check()
     rig.check()
-    assert rig.sender.num_calls == 150
+    assert rig.inbox.num_unfinished == 150
     rig.ahead.close()
 
 

@@ -15,11 +15,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from timelyml.errors import TimelyError
 from timelyml.ml.client.handle import Handle
 from timelyml.ml.client.inbox import Inbox
+from timelyml.ml.client.link import Link
+from timelyml.ml.client.releases import Releases
 from timelyml.ml.client.slices import Slice
 from timelyml.ml.controller.messages import Call, CallProgram, Release
 from timelyml.ml.functions import Computation, TracedCall
@@ -50,16 +52,6 @@ _Operand: TypeAlias = tuple[int, int]
 """A call of the batch and which of its results; or -1 and a place among the inputs."""
 
 _Sequence: TypeAlias = tuple[object, ...]
-
-
-class Sender(Protocol):
-    """Who sends what was collected: a client."""
-
-    def start_now(self, message: object, num_calls: int = 1) -> None:
-        """Send what counts as so many calls, once there are few enough."""
-
-    def send_now(self, message: object) -> None:
-        """Send a message, without what was collected before it."""
 
 
 @dataclass(slots=True)
@@ -130,21 +122,28 @@ class Ahead:
     """Collects calls, and sends them before anything else is sent or waited for.
 
     Args:
-        sender: Sends.
+        link: The way to the controller.
         inbox: Knows how many calls are under way, and how long they take.
+        releases: Tells of values that nobody holds; what they took may be needed.
         register: Has a program registered; returns its number.
     """
 
     def __init__(
-        self, sender: Sender, inbox: Inbox, register: Callable[[Program], int]
+        self,
+        link: Link,
+        inbox: Inbox,
+        releases: Releases,
+        register: Callable[[Program], int],
     ) -> None:
-        self._sender = sender
+        self._link = link
         self._inbox = inbox
+        self._releases = releases
         self._register = register
         self._lock = threading.Lock()
         self._batch: _Batch | None = None
         # How often a sequence came; then the number of its program.
         self._numbers: dict[_Sequence, int | None] = {}
+        self._given_back: set[str] = set()
         self._bell: SimpleQueue[bool] = SimpleQueue()
         self._is_closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -156,6 +155,7 @@ class Ahead:
         if (
             inbox.num_unfinished >= MIN_UNDER_WAY
             and inbox.pace_s <= MAX_PACE_S
+            and call.slice.name not in self._given_back
             and _may_travel(call)
         ):
             return True
@@ -182,6 +182,24 @@ class Ahead:
                 self._ring()
             self._batch.add(computation, operands, results)
 
+    def send(self, message: object) -> None:
+        """Send a message after what was collected.
+
+        Raises:
+            TimelyError: Nothing can be sent any more.
+        """
+        self.flush()
+        self._send_now(message)
+
+    def start(self, message: object) -> None:
+        """Send what counts as a call; waits while too many are not over.
+
+        Raises:
+            TimelyError: Nothing can be sent any more.
+        """
+        self.flush()
+        self._start_now(message)
+
     def flush(self) -> None:
         """Send what was collected.
 
@@ -193,8 +211,9 @@ class Ahead:
                 self._send()
 
     def forget(self, slice_: Slice) -> None:
-        """Send what was collected, and know nothing of a slice any more."""
+        """Send what was collected, and let calls on a slice go alone from now on."""
         self.flush()
+        self._given_back.add(slice_.name)
         with self._lock:
             self._numbers = {
                 key: number
@@ -208,6 +227,15 @@ class Ahead:
         self._bell.put(False)
         if self._thread is not None:
             self._thread.join()
+
+    def _send_now(self, message: object) -> None:
+        self._inbox.check()
+        self._link.send(message)
+
+    def _start_now(self, message: object, num_calls: int = 1) -> None:
+        self._inbox.begin_call(num_calls)
+        self._releases.flush()
+        self._send_now(message)
 
     def _send(self) -> None:
         batch, self._batch = self._batch, None
@@ -227,7 +255,7 @@ class Ahead:
         else:
             outs = tuple([batch.numbers[call][position] for call, position in wanted])
             message = CallProgram(number, tuple(batch.inputs), outs)
-            self._sender.start_now(message, len(batch.calls))
+            self._start_now(message, len(batch.calls))
         del held
 
     def _program_of(self, batch: _Batch, wanted: Sequence[_Operand]) -> int | None:
@@ -260,12 +288,12 @@ class Ahead:
                 for call, position in operands
             ]
             name = batch.slice.name
-            self._sender.start_now(Call(computation.identity, name, tuple(args), outs))
+            self._start_now(Call(computation.identity, name, tuple(args), outs))
         kept = set(wanted)
         # That they went may have been told already, when nobody knew of them.
         gone = [n for n, place in batch.made.items() if place not in kept]
         if gone:
-            self._sender.send_now(Release(tuple(gone)))
+            self._send_now(Release(tuple(gone)))
 
     def _ring(self) -> None:
         if self._thread is None:

@@ -84,12 +84,12 @@ class Client:
         self._inbox = Inbox(max_unfinished_calls, self._moved)
         self._slices: dict[str, Slice] = {}
         self._programs = Programs(self, self._slices)
-        self._ahead = Ahead(self, self._inbox, self._programs.register)
         self._registered: set[tuple[str, str]] = set()
         self._requests = itertools.count(1)
         self._number, max_calls = link.connect(self._inbox.receive)
         self._inbox.max_unfinished_calls = min(max_unfinished_calls, max_calls)
         self._releases = Releases(link)  # has a thread, so not before it is let in
+        self._ahead = Ahead(link, self._inbox, self._releases, self._programs.register)
         self._buffers = itertools.count((self._number << CLIENT_BITS) + 1)
 
     def slice(
@@ -185,25 +185,17 @@ class Client:
         for position in computation.donated:
             if isinstance(call.operands[position], Handle):
                 operands[position].give_away(f"donated to {computation.name!r}")
+        types = computation.out_types[: computation.num_results]
         handles = [
-            self.new_handle(slice_, array_type, spec)
-            for array_type, spec in zip(
-                computation.out_types[: computation.num_results],
-                computation.out_specs,
-                strict=False,
-            )
+            self.new_handle(slice_, *each)
+            for each in zip(types, computation.out_specs, strict=False)
         ]
         if travels:
             self._ahead.add(slice_, computation, operands, handles)
             return handles
-        self.start(
-            Call(
-                computation.identity,
-                slice_.name,
-                tuple([each.buffer for each in operands]),
-                tuple([each.buffer for each in handles]),
-            )
-        )
+        args = tuple([each.buffer for each in operands])
+        outs = tuple([each.buffer for each in handles])
+        self.start(Call(computation.identity, slice_.name, args, outs))
         return handles
 
     def call_program(self, call: ProgramCall) -> Sequence[Any]:
@@ -238,14 +230,7 @@ class Client:
 
     def start(self, message: Any) -> None:
         """Send what counts as a call; waits while too many are not over."""
-        self._ahead.flush()
-        self.start_now(message)
-
-    def start_now(self, message: Any, num_calls: int = 1) -> None:
-        """Send what counts as so many calls; waits while too many are not over."""
-        self._inbox.begin_call(num_calls)
-        self._releases.flush()  # what they took may be needed
-        self.send_now(message)
+        self._ahead.start(message)
 
     def send(self, message: Any) -> None:
         """Send a message.
@@ -253,17 +238,7 @@ class Client:
         Raises:
             TimelyError: The client has ended.
         """
-        self._ahead.flush()
-        self.send_now(message)
-
-    def send_now(self, message: Any) -> None:
-        """Send a message, without calls that were collected before it.
-
-        Raises:
-            TimelyError: The client has ended.
-        """
-        self._inbox.check()
-        self._link.send(message)
+        self._ahead.send(message)
 
     def wait_ready(self, handle: Handle, timeout_s: float | None) -> None:
         """Wait until a value is computed."""

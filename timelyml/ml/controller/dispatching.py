@@ -12,7 +12,7 @@ know (`calls.py`, `programs.py`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 
 from timelyml.errors import RunStoppedError, TimelyError
@@ -245,7 +245,7 @@ class Dispatch:
         for entry in before:
             self._buffers.unuse(entry, is_exported=True)
 
-    def _soon(self, action: Callable[[Work], None], programs: Sequence[str]) -> None:
+    def _soon(self, action: Callable[[Work], None], programs: Collection[str]) -> None:
         def act(program: str) -> None:
             if program in self._works:  # it may be cancelled
                 action(self._works[program])

@@ -14,12 +14,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeAlias
 
-from timelyml.errors import BufferLostError, TimelyError
-from timelyml.ml.functions import Computation, Executable, Executables
+from timelyml.errors import BufferLostError
+from timelyml.ml.functions import Executable
 from timelyml.ml.hosts.buffers import Buffer, BufferStore
+from timelyml.ml.hosts.compiling import Compiler
 from timelyml.ml.hosts.messages import (
     NO_NEEDS,
     Compiled,
@@ -70,11 +70,8 @@ class Executor:
         self._gate = LaunchGate(host, generation=0)
         self._slices: dict[str, HostSlice] = {}
         self._waiters: dict[str, Waiter] = {}
-        self._computations: dict[str, Computation] = {}
-        self._executables = Executables()
         self._code: dict[Code, Executable | bytes] = {}  # or why there is none
-        self._compiler = ThreadPoolExecutor(1, "timelyml-compile")
-        self._compiled: deque[tuple[str, HostSlice, Future[Executable]]] = deque()
+        self._compiler = Compiler(wake)
         self._said: deque[Said] = deque()
         self._saying = threading.Lock()
         self._prepares: dict[GangKey, Prepare] = {}
@@ -98,26 +95,14 @@ class Executor:
 
     def add_slice(self, slice_: HostSlice) -> None:
         """Make a slice known."""
-        self._slices[slice_.name] = slice_
-        self._gate.place(slice_.name, slice_.own_devices)
-        self._waiters[slice_.name] = Waiter(
-            slice_.name, self._hear, self.store, self._wake
-        )
+        name = slice_.name
+        self._slices[name] = slice_
+        self._gate.place(name, slice_.own_devices)
+        self._waiters[name] = Waiter(name, self._hear, self.store, self._wake)
 
     def load(self, identity: str, slice_name: str, pickled: bytes | None) -> None:
         """Compile a computation for a slice, in the background."""
-        if pickled is not None:
-            self._computations[identity] = pickle.loads(pickled)  # noqa: S301 - of an authenticated client
-        slice_ = self._slices[slice_name]
-        future = self._compiler.submit(
-            self._executables.load, self._computations[identity], slice_.devices
-        )
-
-        def compiled(done: Future[Executable]) -> None:
-            self._compiled.append((identity, slice_, done))
-            self._wake()
-
-        future.add_done_callback(compiled)
+        self._compiler.load(identity, self._slices[slice_name], pickled)
 
     def leave(self, leave: Leave) -> None:
         """Send buffers to where their slice will stand, and forget them here."""
@@ -184,12 +169,11 @@ class Executor:
     def advance(self) -> list[News]:
         """Go on with what became possible; return what there is to tell."""
         said: list[News] = []
-        while self._compiled:
-            identity, slice_, future = self._compiled.popleft()
+        for identity, slice_, made in self._compiler.finished():
             if self._slices.get(slice_.name) is not slice_:
                 continue  # it stands elsewhere by now
             code = identity, slice_.name
-            made = self._code[code] = _outcome(future)
+            self._code[code] = made
             needs = made.memory if isinstance(made, Executable) else NO_NEEDS
             said.append(Compiled(*code, needs))
             self._provide(code)
@@ -201,11 +185,12 @@ class Executor:
 
     def has_news(self) -> bool:
         """Whether `advance` would do anything; if not, `wake` is called once it would."""
-        return bool(self._said or self._compiled) or self._is_due()
+        due = list(map(Waiter.is_due, self._waiters.values()))  # all, so each watches
+        return bool(self._said or self._compiler) or any(due)
 
     def close(self) -> None:
         """End all threads, without waiting for what runs."""
-        self._compiler.shutdown(wait=False, cancel_futures=True)
+        self._compiler.close()
         for waiter in self._waiters.values():
             waiter.close()
 
@@ -227,10 +212,6 @@ class Executor:
         for waiter in self._waiters.values():
             waiter.settle()
         return bool(self._said)
-
-    def _is_due(self) -> bool:
-        # All are asked, so that each watches.
-        return any(list(map(Waiter.is_due, self._waiters.values())))
 
     def _hear_out(self, said: Said) -> list[News]:
         """Go on with what a waiter said; return what of it there is to tell."""
@@ -387,15 +368,6 @@ class Executor:
             Launched(sequence, (started,), (), started_ns)
         )
         return None
-
-
-def _outcome(future: Future[Executable]) -> Executable | bytes:
-    error = future.exception()
-    if error is None:
-        return future.result()
-    if not isinstance(error, TimelyError):
-        raise error  # a bug of ours: `load` gives users' errors a name
-    return pack_error(error)
 
 
 def _failure(

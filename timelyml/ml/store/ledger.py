@@ -144,16 +144,16 @@ class Ledger:
         What it makes is known from now on to programs that come after it.
         """
         needs = self._live.needs_of(claim)
-        is_alone = not (self._waiting or self._held)
-        if is_alone and not self._shortage(needs) and self._is_settled(claim):
-            for output in claim.outputs:
-                self._live.promise(output)
-            return [self._admit(claim, frozenset(needs))]
-        if error := self._impossible(claim):
+        fits = not (self._waiting or self._held or self._shortage(needs))
+        fits = fits and self._live.are_settled(claim.arguments)
+        if not fits and (error := self._impossible(claim)):
             return [Refuse(claim.program, error)]
-        self._waiting[claim.program] = _Placed(claim, frozenset(needs))
         for output in claim.outputs:
             self._live.promise(output)
+        placed = _Placed(claim, frozenset(needs))
+        if fits:
+            return [self._admit(*placed)]
+        self._waiting[claim.program] = placed
         self._count_waiting(claim, 1)
         return self._serve()
 
@@ -215,8 +215,6 @@ class Ledger:
 
     def _serve(self) -> list[LedgerEffect]:
         """Admit what fits, first come first served on every device."""
-        if not (self._waiting or self._held):
-            return []
         effects = self._evict() if self._held else []
         blocked: set[int] = set()  # groups that an earlier program waits for
         for program, (claim, placements) in list(self._waiting.items()):
@@ -227,7 +225,7 @@ class Ledger:
                 blocked.update(groups)
                 continue
             short = self._shortage(self._live.needs_of(claim))
-            if not short and self._is_settled(claim):
+            if not short and self._live.are_settled(claim.arguments):
                 del self._waiting[program]
                 self._count_waiting(claim, -1)
                 effects.append(self._admit(claim, placements))
@@ -242,12 +240,10 @@ class Ledger:
         return effects
 
     def _groups(self, placements: Iterable[str]) -> set[int]:
-        of = self._live.devices.groups_of
-        return {group for placement in placements for group in of(placement)}
+        return {x for each in placements for x in self._live.devices.groups_of(each)}
 
     def _shortage(self, needs: Mapping[str, int]) -> dict[int, int]:
-        devices = self._live.devices
-        return devices.shortage(devices.by_group(needs))
+        return self._live.devices.shortage(self._live.devices.by_group(needs))
 
     def _admit(self, claim: Claim, placements: frozenset[str]) -> Admit:
         returns = []
@@ -386,11 +382,6 @@ class Ledger:
         for number in (*claim.arguments, *(each.number for each in claim.outputs)):
             if live := self._live.get(number):
                 live.num_waiting += change
-
-    def _is_settled(self, claim: Claim) -> bool:
-        """Whether no argument is about to leave its devices."""
-        found = map(self._live.get, claim.arguments)
-        return not any(live is not None and live.is_spilling for live in found)
 
     def _forget_if_over(self, live: Live) -> None:
         if live.is_freed and not live.num_users and not live.num_waiting:

@@ -126,6 +126,11 @@ class LiveBuffers:
             needs[placement] = needs.get(placement, 0) + missing
         return needs
 
+    def are_settled(self, numbers: Iterable[int]) -> bool:
+        """Whether none of these is about to leave its devices."""
+        found = map(self._live.get, numbers)
+        return not any(live is not None and live.is_spilling for live in found)
+
     def enter_devices(self, live: Live) -> None:
         """Count a buffer on its devices, and on hosts no longer."""
         buffer = live.buffer
