@@ -28,7 +28,7 @@ from mypyc.build import mypycify
 from setuptools import setup
 
 options = ["--ignore-missing-imports", "--follow-imports=silent"]
-modules = mypycify([*options, *{sources!r}], opt_level="1", debug_level="0", separate=True)
+modules = mypycify([*options, *{sources!r}], opt_level="3", debug_level="0", separate=True)
 build = {{"inplace": True, "parallel": os.cpu_count()}}
 setup(name="timelyml", packages=[], ext_modules=modules, options={{"build_ext": build}})
 """

@@ -521,8 +521,8 @@ def break_off(transport):
     for link in transport._links.values():
         link.close(1000)
     transport._links.clear()
-    transport._context.term()
     transport._inbox.close()
+    transport._context.term()
     transport._inbox.sockets.clear()
 
 

@@ -41,6 +41,7 @@ class Inbox:
 
     def __init__(
         self,
+        context: zmq.Context[Any],
         codec: Codec,
         token: bytes,
         metrics: TransportMetrics,
@@ -54,7 +55,7 @@ class Inbox:
         self._bytes_received = metrics.bytes_received
         self._refused: Counter[str] = metrics.frames_refused
         self._max_frame_bytes = max_frame_bytes
-        self._context: zmq.Context[Any] = zmq.Context()
+        self._context = context
         self._links: dict[int, IncomingLink] = {}
         self._files: list[Path] = []
         self.sockets: list[zmq.Socket[bytes]] = []
@@ -161,6 +162,5 @@ class Inbox:
         """Close the sockets at once; what was not taken is lost."""
         for pull in self.sockets:
             pull.close(0)
-        self._context.term()
         for file in self._files:  # ZeroMQ leaves them
             file.unlink(missing_ok=True)

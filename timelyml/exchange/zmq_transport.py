@@ -93,9 +93,11 @@ class ZmqTransport:
         self._lost: dict[int, str] = {}
         self._deadlines: dict[int, float] = {}  # of broken links, until reported
         self._receives = 0
-        self._inbox = Inbox(codec, token, self.metrics, max_frame_bytes)
-        # A context of its own, so that `close` can flush before it stops to listen.
+        # One for both ways: each has a thread, which takes a core from its worker.
         self._context: zmq.Context[Any] = zmq.Context()
+        self._inbox = Inbox(
+            self._context, codec, token, self.metrics, max_frame_bytes
+        )
         self._wake_out, self._wake_in = _signal_pair()
         self._wake_fd = self._wake_in.fileno()
         try:
@@ -270,8 +272,8 @@ class ZmqTransport:
                     self._lose(peer, reason)
         for link in self._links.values():
             link.close(self._linger_ms)
-        self._context.term()
         self._inbox.close()
+        self._context.term()  # waits for what is being flushed
         self._wake_in.close()
         self._wake_out.close()
 

@@ -24,7 +24,9 @@ from timelyml.progress import (
 from timelyml.runtime.config import ProgressMode
 
 Changes = list[tuple[int, Timestamp, int]]
-CONTROLLER_GAP_S = 0.002  # a controller that only watches need not hear each batch
+# A controller that only watches need not hear each batch: at first it hears within the
+# least gap, and after twice the gap before while news comes without end.
+LEAST_GAP_S, LARGEST_GAP_S = 0.002, 0.016
 
 
 class ProgressLink:
@@ -42,7 +44,7 @@ class ProgressLink:
         has_peers: bool,
     ) -> None:
         # A driver that feeds the run waits for it to close epochs.
-        self._gap_s = 0.0 if is_fed else CONTROLLER_GAP_S
+        self._least_gap_s = self._gap_s = 0.0 if is_fed else LEAST_GAP_S
         self.is_broadcast = mode == "broadcast"
         self._has_peers = has_peers
         self.num_batches = 0
@@ -116,13 +118,20 @@ class ProgressLink:
 
     def controller_due(self) -> float | None:
         """In broadcast mode: when the controller is to be told, if there is news."""
-        return self._told_at + self._gap_s if self._for_controller.untold else None
+        if not self._for_controller.untold:
+            return None
+        if self._tracker.is_empty():  # it waits for the end
+            return self._told_at
+        return self._told_at + self._gap_s
 
     def take_for_controller(self) -> ProgressBatch | None:
         """In broadcast mode: the merged batch that is due to the controller."""
         due, now = self.controller_due(), self._clock()
         if due is None or now < due:
             return None
+        is_steady = now - self._told_at < 2 * self._gap_s
+        gap_s = self._gap_s * 2 if is_steady else self._least_gap_s
+        self._gap_s = min(gap_s, LARGEST_GAP_S)
         self._told_at = now
         return self._for_controller.take(self._tracker)
 
