@@ -95,9 +95,7 @@ class ZmqTransport:
         self._receives = 0
         # One for both ways: each has a thread, which takes a core from its worker.
         self._context: zmq.Context[Any] = zmq.Context()
-        self._inbox = Inbox(
-            self._context, codec, token, self.metrics, max_frame_bytes
-        )
+        self._inbox = Inbox(self._context, codec, token, self.metrics, max_frame_bytes)
         self._wake_out, self._wake_in = _signal_pair()
         self._wake_fd = self._wake_in.fileno()
         try:
