@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -39,7 +40,9 @@ def serve(
         Path, typer.Argument(help="Where to write the file that clients connect with.")
     ],
     *,
-    islands: Annotated[int, typer.Option(min=1, help="Number of islands.")] = 1,
+    islands: Annotated[
+        int, typer.Option(min=0, help="Number of islands; 0 if all are to join.")
+    ] = 1,
     devices_per_island: Annotated[
         int, typer.Option(min=1, help="Virtual CPU devices of each.")
     ] = 1,
@@ -65,6 +68,14 @@ def serve(
             metavar="tcp://HOST:PORT",
             help="Serve other machines too, there and at the port after it. Who has the "
             "key, which is written to PATH.key, can run code here.",
+        ),
+    ] = None,
+    advertise: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST",
+            help="The address that other machines reach this one under, if --listen "
+            "names all interfaces. Default: the one of the default route.",
         ),
     ] = None,
     keys: Annotated[
@@ -95,6 +106,7 @@ def serve(
         start(
             path,
             listen=listen,
+            advertise=advertise,
             keys=keys,
             islands=islands,
             devices_per_island=devices_per_island,
@@ -110,6 +122,48 @@ def serve(
         also = f" and {server.address}" if server.address else ""
         typer.echo(f"serving at {path}{also}", err=True)
         is_over.wait()
+
+
+def worker(
+    *,
+    join: Annotated[
+        str,
+        typer.Option(help="The file that the server wrote, or tcp://HOST:PORT."),
+    ],
+    key: Key = None,
+    island: Annotated[
+        str, typer.Option(help="Name of the island. Default: a new one of its own.")
+    ] = "",
+    hosts_per_island: Annotated[
+        int, typer.Option(min=1, help="Workers that name the island and form it.")
+    ] = 1,
+    devices: Annotated[
+        int, typer.Option(min=1, help="Virtual CPU devices of this worker.")
+    ] = 1,
+    drain: Annotated[
+        float,
+        typer.Option(
+            min=0, help="Seconds to wait at SIGTERM for what is on the island."
+        ),
+    ] = 30.0,
+) -> None:
+    """Join a served cluster as a host, with the devices that JAX finds here.
+
+    Leaves on SIGTERM or SIGINT once nothing on its island is left; at once on a second.
+    Exit codes: 0, it left or the server ended; 1, it lost the server; 2, it was refused.
+    """
+    with exit_codes():
+        make: Callable[..., Any] = import_name("timelyml.ml.joining:Joining")
+        command_of: Callable[..., Any] = import_name("timelyml.ml.joining:command_of")
+        joining = make(join, key, island, hosts_per_island, devices, drain)
+        command, environment, line = command_of(joining)
+    # The process itself becomes the worker, so that signals reach it, once XLA's
+    # environment is set; the key does not show among its arguments.
+    reading, writing = os.pipe()
+    os.write(writing, line)
+    os.close(writing)
+    os.dup2(reading, sys.stdin.fileno())
+    os.execve(command[0], command, environment)  # noqa: S606 - our own interpreter
 
 
 def objects(address: Address, *, key: Key = None) -> None:
@@ -132,4 +186,4 @@ def _show_of(address: str, key: str | None, what: str) -> None:
             show(table_of(getattr(client, what)()), sys.stdout)
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (serve, objects, top)
+COMMANDS: tuple[Callable[..., None], ...] = (serve, worker, objects, top)

@@ -13,6 +13,7 @@ from typing import Any
 
 import zmq
 
+from timelyml.errors import ConfigError
 from timelyml.exchange.security import CurveKeys
 from timelyml.exchange.transport import Endpoint, Lane
 
@@ -34,25 +35,46 @@ class OutgoingLink:
     def __init__(
         self, context: zmq.Context[Any], endpoint: Endpoint, keys: CurveKeys | None
     ) -> None:
+        """Open the sockets.
+
+        Raises:
+            ConfigError: The endpoint is none.
+        """
         self.sequences = [0, 0]  # of the next message on each lane
         self._sockets: list[zmq.Socket[bytes]] = []
         self.monitors: list[zmq.Socket[bytes]] = []
         self._broken: str | None = None
-        for address in (endpoint.control, endpoint.bulk):
-            socket = context.socket(zmq.PUSH)
-            self._sockets.append(socket)
-            socket.set(zmq.SNDHWM, 0)
-            socket.set(zmq.TCP_KEEPALIVE, 1)
-            if address.startswith("tcp://"):
-                socket.set(zmq.HEARTBEAT_IVL, _PING_MS)
-                socket.set(zmq.HEARTBEAT_TIMEOUT, _PONG_TIMEOUT_MS)
-            if endpoint.public_key is not None:
-                own = keys or CurveKeys.generate()
-                socket.set(zmq.CURVE_SERVERKEY, endpoint.public_key)
-                socket.set(zmq.CURVE_PUBLICKEY, own.public)
-                socket.set(zmq.CURVE_SECRETKEY, own.secret)
-            self.monitors.append(socket.get_monitor_socket(sum(_FATAL_EVENTS)))
-            socket.connect(address)
+        try:
+            for address in (endpoint.control, endpoint.bulk):
+                self._open(context, address, endpoint.public_key, keys)
+        except (zmq.ZMQError, TypeError, ValueError) as error:
+            self.close(0)
+            raise ConfigError(
+                f"a peer cannot be connected to; got {endpoint.control!r:.80}: {error}; "
+                f"expected an address of it; correct it",
+            ) from error
+
+    def _open(
+        self,
+        context: zmq.Context[Any],
+        address: str,
+        public_key: bytes | None,
+        keys: CurveKeys | None,
+    ) -> None:
+        socket = context.socket(zmq.PUSH)
+        self._sockets.append(socket)
+        socket.set(zmq.SNDHWM, 0)
+        socket.set(zmq.TCP_KEEPALIVE, 1)
+        if address.startswith("tcp://"):
+            socket.set(zmq.HEARTBEAT_IVL, _PING_MS)
+            socket.set(zmq.HEARTBEAT_TIMEOUT, _PONG_TIMEOUT_MS)
+        if public_key is not None:
+            own = keys or CurveKeys.generate()
+            socket.set(zmq.CURVE_SERVERKEY, public_key)
+            socket.set(zmq.CURVE_PUBLICKEY, own.public)
+            socket.set(zmq.CURVE_SECRETKEY, own.secret)
+        self.monitors.append(socket.get_monitor_socket(sum(_FATAL_EVENTS)))
+        socket.connect(address)
 
     def send(self, lane: Lane, frames: Sequence[Any]) -> None:
         """Queue the frames of one message; never blocks."""

@@ -18,6 +18,7 @@ class Boot:
         parent_id: The driver's process, so that an orphan notices.
         token: Shared secret of the cluster, in hex.
         bind: Where its transport binds.
+        advertise: The host that peers connect to, if `bind` names all interfaces.
         controller: The controller's endpoint, as a mapping.
         sys_path: The driver's `sys.path`, so that its modules import here too.
         spill_directory: Private, for blocks that do not fit in memory.
@@ -38,6 +39,7 @@ class Boot:
     heartbeat_s: float
     spin_s: float = 0.0
     services: list[dict[str, Any]] = field(default_factory=list)
+    advertise: str | None = None
 
     def to_line(self) -> bytes:
         """Return the line that the child reads."""

@@ -21,6 +21,7 @@ from timelyml.exchange import CONTROLLER, InProcessHub
 from timelyml.graph import Graph
 from timelyml.runtime.config import RunConfig, ShippedRun
 from timelyml.runtime.controller import Controller
+from timelyml.runtime.guests import Invitation
 from timelyml.runtime.launch import InlineEndpoint, InlineLauncher, ThreadLauncher
 from timelyml.runtime.options import (
     check_choice,
@@ -62,6 +63,9 @@ class ClusterOptions:
         environment: Variables of worker processes, on top of the usual ones.
         num_devices: Virtual devices that JAX shows in each worker process.
         services: What other packages add to the controller and to each worker.
+        host: With `tcp`, the address or interface to listen at; loopback if None.
+        advertise: With `tcp`, the address that others reach this machine under, if
+            `host` names all interfaces.
     """
 
     workers: int = 4
@@ -72,11 +76,14 @@ class ClusterOptions:
     environment: Mapping[str, str] | None = None
     num_devices: int = 1
     services: Sequence[ServiceSpec] = ()
+    host: str | None = None
+    advertise: str | None = None
 
     def __post_init__(self) -> None:
         check_choice("mode", self.mode, MODES)
         check_choice("transport", self.transport, TRANSPORTS)
-        check_count("workers", self.workers)
+        if self.workers or not self.services:  # those may come later, as guests
+            check_count("workers", self.workers)
         check_count("num_devices", self.num_devices)
         if self.mode == "inline" and self.workers != 1:
             raise refusal("workers", self.workers, "1 where mode is 'inline'")
@@ -165,6 +172,20 @@ class Cluster:
             session = self._usable_session()
         session.start_thread()
         return session.controller.services.get(name)
+
+    def invite(self) -> Invitation:
+        """Return what a process needs to join, for services only; from any thread.
+
+        Raises:
+            ConfigError: Its workers are no processes, or are not started.
+        """
+        session = self._session
+        if session is None or session.invite is None:
+            raise ConfigError(
+                f"nobody can join {self!r}; got a process that would; expected workers "
+                "that are processes, and started; use mode 'processes'"
+            )
+        return session.invite()
 
     def close(self) -> None:
         """End every run and every worker; closing twice changes nothing."""
@@ -279,6 +300,8 @@ class Cluster:
                     options.environment,
                     options.num_devices,
                     options.services,
+                    options.host,
+                    options.advertise,
                 )
             )
             session.start_thread()  # workers come and go while nobody asks

@@ -15,7 +15,6 @@ from timelyml.errors import (
     PayloadError,
     PeerError,
     PeerLostError,
-    RunStoppedError,
     TimelyError,
     summary_of,
 )
@@ -27,8 +26,9 @@ from timelyml.exchange import (
     Unreadable,
 )
 from timelyml.runtime.effects import Effect, Ended, Send
-from timelyml.runtime.failure import own_failure, unpack_error
-from timelyml.runtime.membership import Connectable, Keeper, Membership, Phase
+from timelyml.runtime.failure import closed_error, own_failure, unpack_error
+from timelyml.runtime.guests import Guests
+from timelyml.runtime.membership import Keeper, Membership, Phase, circumstances
 from timelyml.runtime.messages import (
     HANDSHAKE,
     Connect,
@@ -92,6 +92,7 @@ class Controller:
         self._touched: set[int] = set()
         self._checked = clock()
         self._suspicions: list[tuple[float, Callable[[], None]]] = []
+        self.guests = Guests(num_workers, transport, self.membership.endpoints)
         self.services = ServiceHost(
             services,
             "controller",
@@ -99,7 +100,10 @@ class Controller:
             send=self._deliver,
             wake=transport.wake,
             clock=clock,
+            dismiss=self.guests.dismiss,
         )
+        if not num_workers:
+            self.post(self._open)
 
     def post(self, action: Callable[[], None]) -> None:
         """Run `action` in the next step, by the thread that drives the controller."""
@@ -122,8 +126,8 @@ class Controller:
             observer: Called in the thread that drives the controller.
             asked_at: The clock's time when the user asked for it; default: now.
         """
-        since = self._clock() if asked_at is None else asked_at
-        self.post(lambda: self.start_run(plan, observer, since))
+        at = self._clock() if asked_at is None else asked_at
+        self.post(lambda: self.start_run(plan, observer, at))
 
     @property
     def error(self) -> PeerError | None:
@@ -140,7 +144,7 @@ class Controller:
         return self._activities.get(worker, "")
 
     def transport_metrics(self) -> dict[str, Any]:
-        """Return what the controller's transport moved and refused, by lane."""
+        """Return what the transport moved and refused, by lane."""
         return self._transport.metrics.as_map()
 
     def step(self) -> bool:
@@ -150,8 +154,8 @@ class Controller:
         for peer, message in incoming:
             self._handle(peer, message)
         worked = self.services.step() or worked
-        touched, self._touched = self._touched, set()
-        for generation in sorted(touched):
+        touched, self._touched = sorted(self._touched), set()
+        for generation in touched:
             self._decide(generation, lambda run, _: run.settle())
         now = self._clock()
         for generation in list(self._runs):
@@ -166,7 +170,9 @@ class Controller:
         if not incoming or now - self._checked >= MEMBERSHIP_CHECK_S:
             self._checked = now
             for worker, what in self.membership.overdue(now):
-                self.lose_worker(worker, what + self._circumstances(worker))
+                refused = self._transport.metrics.frames_refused
+                more = circumstances(worker, self._keeper, refused)
+                self.lose_worker(worker, what + more)
                 worked = True
         return worked or bool(incoming)
 
@@ -190,7 +196,7 @@ class Controller:
             observer(Ended(self.membership.error.anew()))
             return
         if self.is_stopped:
-            observer(Ended(self._closed_error()))
+            observer(Ended(closed_error()))
             return
         since = self._clock() if asked_at is None else asked_at
         run = RunState(plan, since, self._activities, self.membership.absent)
@@ -225,8 +231,11 @@ class Controller:
         self.services.lost(worker, error.anew())
 
     def lose_link(self, worker: int, peer: int, reason: str) -> None:
-        """Give the session up, as a worker hears no more of a peer; every run ends."""
+        """Give the session up, as a worker hears no more of a peer; runs end."""
         if self.is_stopped or self.membership.error is not None:
+            return
+        if peer >= self.num_workers:
+            self.guests.lose(peer, f"lost its link to worker {worker}: {reason}")
             return
         if peer == CONTROLLER:  # it leaves
             self.lose_worker(worker, f"hears no more of the controller: {reason}")
@@ -240,16 +249,15 @@ class Controller:
         """End every run and tell all workers to leave; `step` does no more."""
         if self.is_stopped:
             return
-        self.end_all(self._closed_error())
+        self.end_all(closed_error())
         for worker in self.membership.living():
             self._send(Send(worker, Shutdown()))
+        for guest in self.guests:
+            self.guests.dismiss(guest)
         self.is_stopped = True
 
     def end_all(self, error: TimelyError) -> None:
-        """Tell every observer that its run ended so, without asking the workers.
-
-        Services end too.
-        """
+        """Tell observers that their runs ended so, not asking workers; end services."""
         self.services.close(error)
         for generation, (_, observer) in list(self._runs.items()):
             del self._runs[generation]
@@ -263,7 +271,7 @@ class Controller:
 
     def _handle(self, peer: int, message: object) -> None:
         if not 0 <= peer < self.num_workers:
-            self.num_stale += 1
+            self.num_stale += not self.guests.handle(peer, message)
             return
         match message:
             case Hello():
@@ -272,7 +280,7 @@ class Controller:
                 if self.membership.connected(peer):
                     for generation in list(self._runs):
                         self._decide(generation, RunState.begin)
-                    self.services.joined()
+                    self._open()
             case ServiceMessage():
                 self.membership.heard(peer, self._clock())
                 self.services.handle(peer, message)
@@ -285,15 +293,7 @@ class Controller:
                 what = f"sent what does not unpickle: {summary_of(message.error)}"
                 self.lose_worker(peer, what)
             case Unreadable():
-                self._decide(
-                    generation_of(message.message),
-                    lambda run, now: run.fail(
-                        unreadable_failure(
-                            run.plan.graph, message, peer=peer, here=CONTROLLER
-                        ),
-                        now,
-                    ),
-                )
+                self._on_unreadable(peer, message)
             case LinkLost():
                 other, reason = message.peer, message.reason
                 self._suspect(lambda: self.lose_link(peer, other, reason))
@@ -301,19 +301,30 @@ class Controller:
                 self.membership.heard(peer, self._clock())
                 self._on_run_message(peer, message)
 
+    def _on_unreadable(self, peer: int, message: Unreadable) -> None:
+        def fail(run: RunState, now: float) -> list[Effect]:
+            graph = run.plan.graph
+            failure = unreadable_failure(graph, message, peer=peer, here=CONTROLLER)
+            return run.fail(failure, now)
+
+        self._decide(generation_of(message.message), fail)
+
+    def _open(self) -> None:
+        self.services.joined()
+        self.guests.open(self.services)
+
     def _on_hello(self, worker: int, message: Hello) -> None:
         if message.version != HANDSHAKE:
             what = f"speaks {message.version!r}; got it instead of {HANDSHAKE!r}"
             self.lose_worker(worker, what)
             return
         if message.endpoint is not None:
-            transport: Connectable = self._transport
-            transport.connect(worker, message.endpoint)
+            self._transport.connect(worker, message.endpoint)
         is_complete = self.membership.hello(
             worker, message.process_id, message.endpoint, self._clock()
         )
         if is_complete:
-            endpoints = tuple(member.endpoint for member in self.membership.members)
+            endpoints = tuple(self.membership.endpoints().values())
             for index in range(self.num_workers):
                 self._send(Send(index, Connect(endpoints)))
 
@@ -361,14 +372,10 @@ class Controller:
             else:
                 observer(effect)
 
-    def _circumstances(self, worker: int) -> str:
-        """Say if a worker is stopped, or frames were refused: somebody spoke otherwise."""
-        doing = self._keeper.activity(worker) if self._keeper is not None else ""
-        refused = self._transport.metrics.frames_refused
-        refusals = f"; frames were refused: {dict(refused)}" if refused else ""
-        return (f"; it is {doing}" if doing else "") + refusals
-
     def _deliver(self, worker: int, message: object, lane: Lane) -> None:
+        if worker >= self.num_workers:
+            self.guests.deliver(worker, message, lane)
+            return
         if self.membership.members[worker].error is not None:
             return
         try:
@@ -381,20 +388,11 @@ class Controller:
         try:
             self._deliver(effect.worker, effect.message, effect.lane)
         except PayloadError as error:  # a record of an input
-            problem = error
-            self.ask(
-                generation_of(effect.message),
-                lambda run, now: run.fail(
-                    unsendable_failure(
-                        run.plan.graph, effect.message, problem, effect.worker
-                    ),
-                    now,
-                ),
-            )
+            worker, message, problem = effect.worker, effect.message, error
 
-    def _closed_error(self) -> RunStoppedError:
-        msg = (
-            "the cluster was closed; got no complete result; expected it to stay open "
-            "until its runs are over; call result() before it closes"
-        )
-        return RunStoppedError(msg)
+            def fail(run: RunState, now: float) -> list[Effect]:
+                graph = run.plan.graph
+                failure = unsendable_failure(graph, message, problem, worker)
+                return run.fail(failure, now)
+
+            self.ask(generation_of(message), fail)

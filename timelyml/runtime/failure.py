@@ -11,7 +11,13 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from timelyml.errors import InvariantError, OperatorError, TimelyError, summary_of
+from timelyml.errors import (
+    InvariantError,
+    OperatorError,
+    RunStoppedError,
+    TimelyError,
+    summary_of,
+)
 from timelyml.progress import Timestamp
 from timelyml.runtime.shipping import dumps, loads
 from timelyml.runtime.tracebacks import user_traceback, with_source_lines
@@ -233,3 +239,11 @@ def _dumps_for_sure(value: object) -> bytes | None:
     except BaseException:  # noqa: BLE001 - whatever a user's __reduce__ raises
         return None
     return data
+
+
+def closed_error() -> RunStoppedError:
+    """Return the error of what goes on while its cluster is closed."""
+    return RunStoppedError(
+        "the cluster was closed; got no complete result; expected it to stay open until "
+        "its runs are over; call result() before it closes"
+    )

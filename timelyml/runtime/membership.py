@@ -7,19 +7,13 @@ cluster is broken, and its session is replaced as a whole.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
 from timelyml.errors import PeerError
 from timelyml.exchange import Endpoint
-
-
-class Connectable(Protocol):
-    """A transport whose peers have addresses."""
-
-    def connect(self, peer: int, endpoint: Endpoint) -> None:
-        """Open the way to a peer."""
 
 
 class Keeper(Protocol):
@@ -83,6 +77,8 @@ class Membership:
     def __post_init__(self) -> None:
         self.members = [Member(last_heard=self.now) for _ in range(self.num_workers)]
         self._startup_deadline = self.now + self.startup_timeout_s
+        if not self.num_workers:
+            self.phase = Phase.READY
         self._checked = self.now
 
     def hello(
@@ -104,6 +100,11 @@ class Membership:
             self.phase = Phase.READY
             return True
         return False
+
+    def endpoints(self) -> dict[int, Endpoint | None]:
+        """Return where those workers listen that are not lost."""
+        members = enumerate(self.members)
+        return {worker: m.endpoint for worker, m in members if m.error is None}
 
     def heard(self, worker: int, now: float, activity: str | None = None) -> None:
         """Note a sign of life."""
@@ -215,3 +216,12 @@ class Membership:
         if tail := member.stderr_tail.strip():
             error.add_note(f"last lines of its stderr:\n{tail}")
         return error
+
+
+def circumstances(
+    worker: int, keeper: Keeper | None, refused: Mapping[str, int]
+) -> str:
+    """Say if a worker is stopped, or frames were refused: somebody spoke otherwise."""
+    doing = keeper.activity(worker) if keeper is not None else ""
+    refusals = f"; frames were refused: {dict(refused)}" if refused else ""
+    return (f"; it is {doing}" if doing else "") + refusals

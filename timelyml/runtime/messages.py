@@ -68,6 +68,14 @@ class Connect:
 
 
 @dataclass(frozen=True, slots=True)
+class GuestCame:
+    """A worker joined that takes part in services only, and listens there."""
+
+    worker: int
+    endpoint: Endpoint
+
+
+@dataclass(frozen=True, slots=True)
 class Deploy:
     """Build this run's dataflow: `shipped` is the pickled graph and its config."""
 
@@ -254,6 +262,7 @@ MESSAGE_TYPES: tuple[type, ...] = (
     Heartbeat,
     ServiceMessage,
     LinkLost,
+    GuestCame,
 )
 """What the codec encodes; in this order on both sides."""
 

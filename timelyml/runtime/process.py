@@ -15,7 +15,7 @@ import threading
 import time
 from pathlib import Path
 
-from timelyml.exchange import CONTROLLER, ZmqTransport
+from timelyml.exchange import CONTROLLER, CurveKeys, ZmqTransport
 from timelyml.runtime.boot import Boot, endpoint_from_map
 from timelyml.runtime.launch import make_worker
 from timelyml.runtime.loop import drive
@@ -76,6 +76,8 @@ def main() -> None:
         codec=worker_codec(services),
         token=bytes.fromhex(boot.token),
         bind=boot.bind,
+        keys=CurveKeys.generate() if boot.bind.startswith("tcp://") else None,
+        advertise=boot.advertise,
     )
     transport.connect(CONTROLLER, endpoint_from_map(boot.controller))
     directory = Path(boot.spill_directory)

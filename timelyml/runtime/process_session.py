@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from timelyml.exchange import CONTROLLER, ZmqTransport
+from timelyml.exchange import CONTROLLER, CurveKeys, ZmqTransport
 from timelyml.runtime.boot import Boot, endpoint_to_map
 from timelyml.runtime.controller import Controller
+from timelyml.runtime.guests import Invitation
 from timelyml.runtime.launch_processes import ProcessLauncher
 from timelyml.runtime.scratch import ScratchDirectory
 from timelyml.runtime.service import ServiceSpec
@@ -21,6 +22,7 @@ from timelyml.runtime.session import Session
 from timelyml.runtime.shipping import worker_codec
 
 TOKEN_BYTES = 16
+LOOPBACK = "127.0.0.1"
 BEATS_PER_TIMEOUT = 8
 # A worker that looks answers a message in half the time; measured with `python -m
 # benchmarks latency`. One that hardly ever sleeps keeps its core to itself: with 0.3 ms
@@ -39,18 +41,24 @@ class ProcessOptions:
     environment: Mapping[str, str] | None
     num_devices: int
     services: Sequence[ServiceSpec] = ()
+    host: str | None = None
+    advertise: str | None = None
 
 
 def process_session(options: ProcessOptions) -> Session:
     """Start worker processes; their sockets are private to the user."""
     scratch = ScratchDirectory()
     token = secrets.token_bytes(TOKEN_BYTES)
-    bind = (
-        f"ipc://{scratch.path}" if options.transport == "ipc" else "tcp://127.0.0.1:*"
-    )
+    is_tcp = options.transport == "tcp"
+    bind = f"tcp://{options.host or LOOPBACK}:*" if is_tcp else f"ipc://{scratch.path}"
     try:
         transport = ZmqTransport(
-            CONTROLLER, codec=worker_codec(options.services), token=token, bind=bind
+            CONTROLLER,
+            codec=worker_codec(options.services),
+            token=token,
+            bind=bind,
+            keys=CurveKeys.generate() if is_tcp else None,
+            advertise=options.advertise,
         )
     except BaseException:
         scratch.remove()
@@ -73,6 +81,14 @@ def process_session(options: ProcessOptions) -> Session:
                 options.workers, len(os.sched_getaffinity(0)), options.num_devices
             ),
             services=[spec.to_map() for spec in options.services],
+            advertise=options.advertise,
+        )
+
+    def invite() -> Invitation:
+        services = [spec.to_map() for spec in options.services]
+        where = "" if is_tcp else bind
+        return Invitation(
+            controller.guests.invite(), token.hex(), where, endpoint, services
         )
 
     launcher = ProcessLauncher(
@@ -91,7 +107,7 @@ def process_session(options: ProcessOptions) -> Session:
         keeper=launcher,
         services=options.services,
     )
-    return Session(controller, transport, launcher, controller)
+    return Session(controller, transport, launcher, controller, invite)
 
 
 def spin_seconds(num_workers: int, num_cores: int, num_devices: int = 1) -> float:

@@ -86,6 +86,7 @@ class ServiceSite:
         wake: Lets the endpoint take a step soon; from any thread.
         clock: Monotonic seconds.
         options: Those of the specification.
+        dismiss: Beside the controller, lets a worker leave that joined later.
     """
 
     index: int
@@ -93,6 +94,7 @@ class ServiceSite:
     wake: Callable[[], None]
     clock: Callable[[], float]
     options: Mapping[str, Any]
+    dismiss: Callable[[int], None] = lambda _: None
 
 
 class ServiceHost:
@@ -105,6 +107,7 @@ class ServiceHost:
         send: Sends a message of the runtime; does nothing for a peer that is lost.
         wake: Ends the wait of the endpoint's loop; from any thread.
         clock: Monotonic seconds.
+        dismiss: Lets a worker leave that joined later.
     """
 
     def __init__(
@@ -116,14 +119,14 @@ class ServiceHost:
         send: Send,
         wake: Callable[[], None],
         clock: Callable[[], float],
+        dismiss: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._services: dict[str, Service] = {}
         self._early: list[tuple[int, ServiceMessage]] | None = []
         self._is_closed = False
         for spec in specs:
-            site = ServiceSite(
-                index, partial(_send, send, spec.name), wake, clock, spec.options
-            )
+            say = partial(_send, send, spec.name)
+            site = ServiceSite(index, say, wake, clock, spec.options, dismiss)
             make = import_name(getattr(spec, half))
             self._services[spec.name] = make(site)
 

@@ -23,6 +23,7 @@ from timelyml.errors import ConfigError, InvariantError, PeerError, summary_of
 from timelyml.exchange import Transport
 from timelyml.runtime.controller import Controller
 from timelyml.runtime.enquiries import EnquiryServer
+from timelyml.runtime.guests import Invitation
 from timelyml.runtime.launch import Launcher
 from timelyml.runtime.loop import Endpoint, drive
 from timelyml.runtime.record import RunRecord, reentry_error
@@ -43,6 +44,8 @@ class Session:
         transport: The controller's.
         launcher: Started by the session, and closed by it.
         endpoint: What the loop steps: the controller, or it and its inline worker.
+        invite: Returns what a process needs to join, where workers are processes; may
+            be called from any thread.
     """
 
     def __init__(
@@ -51,8 +54,10 @@ class Session:
         transport: Transport,
         launcher: Launcher,
         endpoint: Endpoint,
+        invite: Callable[[], Invitation] | None = None,
     ) -> None:
         self.controller = controller
+        self.invite = invite
         self.transport = transport
         self._launcher = launcher
         self._endpoint = endpoint

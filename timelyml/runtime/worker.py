@@ -41,6 +41,7 @@ from timelyml.runtime.messages import (
     Drop,
     Dropped,
     Failed,
+    GuestCame,
     Inspect,
     LinkLost,
     OperatorMessage,
@@ -81,6 +82,7 @@ class Worker:
         self._spill_directory = spill_directory
         self._dataflows: dict[int, Dataflow] = {}
         self._started: list[Dataflow] = []
+        self._guests: set[int] = set()  # peers that joined later
         self._finishing: set[int] = set()  # complete, but not yet known to be here
         self._services = ServiceHost(
             services,
@@ -95,6 +97,7 @@ class Worker:
             ProgressBatch: self._on_progress,
             CreditMessage: self._on_credit,
             Connect: self._on_connect,
+            GuestCame: self._on_guest,
             Deploy: self._on_deploy,
             Start: self._on_start,
             OperatorMessage: self._on_operator_message,
@@ -136,6 +139,10 @@ class Worker:
         deadlines = [flow.next_deadline() for flow in self._started]
         deadlines += self._services.deadlines()
         return min((d for d in deadlines if d is not None), default=None)
+
+    def service(self, name: str) -> Any:
+        """Return the half of a service that is here; for the thread that drives it."""
+        return self._services.get(name)
 
     @property
     def num_runs(self) -> int:
@@ -194,6 +201,10 @@ class Worker:
                 self._transport.connect(peer, endpoint)
         self._tell(Connected(self.index))
         self._services.joined()
+
+    def _on_guest(self, _: int, message: GuestCame) -> None:
+        self._guests.add(message.worker)
+        self._transport.connect(message.worker, message.endpoint)
 
     def _on_deploy(self, _: int, message: Deploy) -> None:
         generation = message.generation
@@ -316,7 +327,7 @@ class Worker:
             self._report(generation, error)
 
     def _on_link_failure(self, peer: int, message: LinkFailure) -> None:
-        for dataflow in self._dataflows.values():
+        for dataflow in self._dataflows.values() if peer not in self._guests else ():
             self._set_failed(dataflow)
         who = "the controller" if peer == CONTROLLER else f"worker {peer}"
         msg = (

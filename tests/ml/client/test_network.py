@@ -11,9 +11,9 @@ from jax.sharding import PartitionSpec as P
 from timelyml import ml
 from timelyml.errors import AdmissionError, ConfigError, PeerError, WireError
 from timelyml.exchange import CONTROLLER, AccessKey, Lane, ServerKeys
-from timelyml.ml.client.link import Wishes
 from timelyml.ml.client.remote import RemoteLink
 from timelyml.ml.controller import Call
+from timelyml.ml.controller.clients import Wishes
 from timelyml.ml.controller.gate import GateAddress
 from timelyml.testing.leftovers import Leftovers, eventually
 

@@ -26,7 +26,7 @@ from timelyml.ml.controller import (
     SliceGiven,
 )
 from timelyml.ml.controller.estate import Moved
-from timelyml.ml.controller.records import ToHost
+from timelyml.ml.controller.records import Dismiss, ToHost
 from timelyml.ml.functions import (
     ArrayType,
     Computation,
@@ -331,6 +331,7 @@ class World:
         }
         self.links = {}
         self.dead = set()
+        self.dismissed = []  # hosts that may leave
         self.failures = {}
         self.heard = {client: [] for client in range(1, num_clients + 1)}
         self.computations = {}
@@ -371,6 +372,8 @@ class World:
                     self.num_spilled += len(effect.body.spills)
                 assert effect.host not in self.dead
                 self.send(CONTROLLER, effect.host, effect.body, effect.lane)
+            elif isinstance(effect, Dismiss):
+                self.dismissed.append(effect.host)
             else:
                 if isinstance(effect.body, SliceGiven | Moved):
                     self.devices[effect.body.slice] = effect.body.devices

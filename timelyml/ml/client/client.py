@@ -20,12 +20,13 @@ from timelyml.ml.client.ahead import Ahead
 from timelyml.ml.client.elements import as_sealed
 from timelyml.ml.client.handle import Handle
 from timelyml.ml.client.inbox import Inbox
-from timelyml.ml.client.link import Link, Wishes
+from timelyml.ml.client.link import Link
 from timelyml.ml.client.programs import Programs
 from timelyml.ml.client.releases import Releases
 from timelyml.ml.client.resources import Resources
 from timelyml.ml.client.sharing import held, put_together, taken_apart
 from timelyml.ml.client.slices import Slice, SliceSharding, check_axes
+from timelyml.ml.controller.clients import Wishes
 from timelyml.ml.controller.estate import Moved
 from timelyml.ml.controller.messages import (
     AskObjects,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypedDict
 
 from timelyml.errors import ConfigError
+from timelyml.exchange import own_address_towards, split_tcp
 from timelyml.ml.controller.admission import DEFAULT_MAX_CALLS, DEFAULT_MAX_CLIENTS
 from timelyml.ml.controller.core import DEFAULT_MEMORY_BYTES
 from timelyml.ml.controller.service import POLICIES
@@ -20,7 +22,8 @@ class IslandOptions(TypedDict, total=False):
     """What can be said of islands; all of it may be left out.
 
     Attributes:
-        islands: How many, named "island-0", "island-1" and so on; 1.
+        islands: How many, named "island-0", "island-1" and so on; 1. Of a server
+            there may be none, if others are to join.
         devices_per_island: Devices of each; 1.
         hosts_per_island: Worker processes that share the devices of an island; 1.
         memory_bytes_per_device: What values and computations may take on a device at
@@ -74,22 +77,58 @@ _COUNTS = (
     "max_clients",
     "max_calls_per_client",
 )
+_ALL_INTERFACES = "*", "0.0.0.0", "[::]"  # noqa: S104 - only compared with
+_ELSEWHERE = "192.0.2.1"  # an address for documentation: by way of the default route
 _SIZES = "host_memory_bytes", "max_bytes_per_client"
 
 
-def start_islands(who: str, options: IslandOptions) -> Cluster:
+@dataclass(frozen=True, slots=True)
+class Network:
+    """How the workers of a cluster are reached from other machines.
+
+    Attributes:
+        host: The address or interface that they listen at.
+        advertise: The address that others reach it under.
+    """
+
+    host: str
+    advertise: str
+
+    @classmethod
+    def of(cls, listen: str, advertise: str | None = None) -> Network:
+        """Return the network of `tcp://host:port`.
+
+        Raises:
+            ConfigError: It is no such address.
+        """
+        host, _ = split_tcp(listen)
+        if advertise is None:
+            is_any = host in _ALL_INTERFACES
+            advertise = own_address_towards(_ELSEWHERE) if is_any else host
+        return cls(host, advertise)
+
+
+def start_islands(
+    who: str,
+    options: IslandOptions,
+    network: Network | None = None,
+    *,
+    may_join: bool = False,
+) -> Cluster:
     """Return a cluster of workers that are hosts of islands.
 
     Args:
         who: Named in errors.
         options: Those that are not the usual ones.
+        network: Where other machines reach its workers; private sockets if None.
+        may_join: Whether islands can come later, so that there may be none.
 
     Raises:
         TypeError: There is no option of a name.
         ConfigError: The numbers do not fit together.
     """
     given: IslandOptions = {**_DEFAULTS, **options}
-    _check(who, given)
+    _check(who, given, may_join)
     per_island = given["hosts_per_island"]
     hosts = {
         f"island-{island}": [island * per_island + rank for rank in range(per_island)]
@@ -118,10 +157,13 @@ def start_islands(who: str, options: IslandOptions) -> Cluster:
         environment=given["environment"],
         startup_timeout_s=given["startup_timeout_s"],
         services=(service,),
+        transport="ipc" if network is None else "tcp",
+        host=None if network is None else network.host,
+        advertise=None if network is None else network.advertise,
     )
 
 
-def _check(who: str, given: IslandOptions) -> None:
+def _check(who: str, given: IslandOptions, may_join: bool) -> None:
     values: Mapping[str, object] = {**given}
     if unknown := sorted(values.keys() - _DEFAULTS.keys()):
         raise TypeError(
@@ -129,9 +171,9 @@ def _check(who: str, given: IslandOptions) -> None:
             f"{sorted(_DEFAULTS)}"
         )
     for option in _COUNTS:
-        value = values[option]
-        if not isinstance(value, int) or value < 1:
-            raise _impossible(who, option, value, "an integer of at least 1")
+        value, least = values[option], 0 if may_join and option == "islands" else 1
+        if not isinstance(value, int) or value < least:
+            raise _impossible(who, option, value, f"an integer of at least {least}")
     for option in _SIZES:
         size = values[option]
         if size is not None and (not isinstance(size, int) or size < 0):

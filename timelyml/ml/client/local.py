@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 from timelyml.ml.client.client import Client
 from timelyml.ml.client.islands import SERVICE, IslandOptions, start_islands
-from timelyml.ml.client.link import Wishes
+from timelyml.ml.controller.clients import Wishes
 from timelyml.ml.controller.service import ControllerService
 from timelyml.runtime.cluster import Cluster
 

@@ -12,7 +12,7 @@ from typing import Any
 from timelyml.errors import ConfigError, PeerError, PeerLostError, TimelyError
 from timelyml.exchange import CONTROLLER, AccessKey, Lane, LinkFailure
 from timelyml.ml.client.client import Client
-from timelyml.ml.client.link import Wishes
+from timelyml.ml.controller.clients import Wishes
 from timelyml.ml.controller.gate import GateAddress, Join, Joined, TurnedAway
 from timelyml.ml.controller.messages import Closed
 from timelyml.runtime.failure import pack_error, unpack_error
@@ -43,8 +43,7 @@ class RemoteLink:
             f"expected a program that serves there; start one, or correct the address"
         )
         self._receive: Callable[[Any], None] = lambda _: None
-        # Unlike that of any other client.
-        self._transport = address.transport(1 + secrets.randbelow((1 << 31) - 2))
+        self._transport = address.transport(random_peer())
         self._thread = threading.Thread(
             target=self._serve, name="timelyml-client", daemon=True
         )
@@ -155,6 +154,11 @@ def connect(
     """
     wishes = Wishes(weight, priority)
     return Client(RemoteLink(str(address), gate_address(address, key), wishes))
+
+
+def random_peer() -> int:
+    """Return the number of a peer of a gate, unlike that of any other."""
+    return 1 + secrets.randbelow((1 << 31) - 2)
 
 
 def gate_address(address: str | Path, key: str | Path | None) -> GateAddress:

@@ -6,8 +6,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, Unpack
 
-from timelyml.exchange import ServerKeys, split_tcp, write_private
-from timelyml.ml.client.islands import SERVICE, IslandOptions, start_islands
+from timelyml.exchange import ServerKeys, write_private
+from timelyml.ml.client.islands import (
+    SERVICE,
+    IslandOptions,
+    Network,
+    start_islands,
+)
 from timelyml.ml.controller.gate import ClientGate
 from timelyml.runtime.cluster import Cluster
 
@@ -29,10 +34,12 @@ class Server:
         self.address: str | None = None
         self._cluster = cluster
         service = cluster.service(SERVICE)
-        self._gates = [ClientGate(service)]
+        self._gates = [ClientGate(service, cluster.invite)]
         try:
             if listen is not None:
-                self._gates.append(ClientGate(service, listen=listen, keys=keys))
+                self._gates.append(
+                    ClientGate(service, cluster.invite, listen=listen, keys=keys)
+                )
                 self.address = self._gates[-1].address.endpoint.control
         except BaseException:
             self._gates[0].close()
@@ -71,12 +78,14 @@ def serve(
     path: str | Path,
     *,
     listen: str | None = None,
+    advertise: str | None = None,
     keys: str | Path | None = None,
     **options: Unpack[IslandOptions],
 ) -> Server:
     """Start islands for clients of other programs, of this user or with the key.
 
-    They last until the server is closed, or its process ends.
+    They last until the server is closed, or its process ends. Other processes can bring
+    islands of their own, with `timelyml worker --join`; there may be none at first.
 
     Args:
         path: Where to write the file that clients of this machine connect with;
@@ -84,6 +93,8 @@ def serve(
         listen: Listen to other machines too, at `tcp://host:port` and the port after
             it; `*` for free ports. Whoever has the key, which is written beside `path`
             as `path.key`, can run code here.
+        advertise: The address that other machines reach this one under, if `listen`
+            names all interfaces; the one of the default route if None.
         keys: File in which the server keeps its keys from one start to the next, made
             if it is not there; new ones at every start if None.
         **options: Those of `IslandOptions`, as of `local`.
@@ -92,10 +103,9 @@ def serve(
         ConfigError: The numbers do not fit together, or the address cannot be used.
         PeerError: A worker did not come.
     """
-    if listen is not None:
-        split_tcp(listen)  # before anything is started
+    network = None if listen is None else Network.of(listen, advertise)
     own = ServerKeys.generate() if keys is None else ServerKeys.kept_in(Path(keys))
-    cluster = start_islands("ml.serve", options)
+    cluster = start_islands("ml.serve", options, network, may_join=True)
     try:
         return Server(cluster, Path(path), listen, own)
     except BaseException:

@@ -5,16 +5,41 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from timelyml.errors import ConfigError
 from timelyml.ml.controller.usage import DeviceTime
 from timelyml.ml.scheduling import Effect, GangScheduler, Islands
 
+_MAX_WISH = 1 << 31
+
 
 @dataclass(frozen=True, slots=True)
-class _Client:
-    """What a client wished to be given of device time."""
+class Wishes:
+    """What a client wishes of the schedulers.
 
-    weight: int
-    priority: int
+    Attributes:
+        weight: Its share of device time, under the policy "share".
+        priority: Larger ones go first, under the policy "priority".
+
+    Raises:
+        ConfigError: A number makes no sense.
+    """
+
+    weight: int = 1
+    priority: int = 0
+
+    def __post_init__(self) -> None:
+        if not _is_whole(self.weight) or self.weight < 1:
+            raise ConfigError(
+                f"a client has an impossible weight; got {self.weight!r}; expected a "
+                f"whole number of 1 or more; scale all weights up instead",
+                option="weight",
+            )
+        if not _is_whole(self.priority):
+            raise ConfigError(
+                f"a client has an impossible priority; got {self.priority!r}; expected a "
+                f"whole number, of which larger ones go first; correct it",
+                option="priority",
+            )
 
 
 class Clients:
@@ -28,7 +53,7 @@ class Clients:
     def __init__(self, islands: Islands, device_time: DeviceTime) -> None:
         self._islands = islands
         self._device_time = device_time
-        self._clients: dict[int, _Client] = {}
+        self._clients: dict[int, Wishes] = {}
 
     def __contains__(self, client: object) -> bool:
         return client in self._clients
@@ -36,12 +61,12 @@ class Clients:
     def __iter__(self) -> Iterator[int]:
         return iter(self._clients)
 
-    def join(self, client: int, weight: int, priority: int) -> None:
+    def join(self, client: int, wishes: Wishes) -> None:
         """Admit a client on all islands."""
-        self._clients[client] = _Client(weight, priority)
-        self._device_time.join(client, weight, priority)
+        self._clients[client] = wishes
+        self._device_time.join(client, wishes.weight, wishes.priority)
         for scheduler in self._islands.schedulers.values():
-            scheduler.join(str(client), weight=weight)
+            scheduler.join(str(client), weight=wishes.weight)
 
     def leave(self, client: int) -> None:
         """Forget a client; what it has waiting is for `drop` to end."""
@@ -66,3 +91,9 @@ class Clients:
         """Return the priority of what a client runs; 0 once it is gone."""
         found = self._clients.get(client)
         return 0 if found is None else found.priority
+
+
+def _is_whole(number: object) -> bool:
+    if not isinstance(number, int) or isinstance(number, bool):
+        return False
+    return -_MAX_WISH < number < _MAX_WISH

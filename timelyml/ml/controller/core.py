@@ -6,19 +6,21 @@ however many devices they have, but for the few numbers that each host must be t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from timelyml.errors import (
     InvariantError,
     RunStoppedError,
-    SliceError,
     TimelyError,
 )
 from timelyml.ml.controller.admission import Limits
+from timelyml.ml.controller.arrivals import Arrivals, has_left
 from timelyml.ml.controller.buffers import Buffers
 from timelyml.ml.controller.calls import Calls
 from timelyml.ml.controller.checks import check_message
+from timelyml.ml.controller.clients import Wishes
 from timelyml.ml.controller.code import Code
 from timelyml.ml.controller.dispatching import Dispatch
 from timelyml.ml.controller.messages import (
@@ -32,14 +34,23 @@ from timelyml.ml.controller.messages import (
     Release,
 )
 from timelyml.ml.controller.names import Names
-from timelyml.ml.controller.places import Places
+from timelyml.ml.controller.places import Island, Places
 from timelyml.ml.controller.programs import Programs
 from timelyml.ml.controller.records import (
     Effect,
     Outbox,
     SliceRecord,
+    gone_with_island,
 )
-from timelyml.ml.hosts import Compiled, Pieces, Present, Reports, Spilled
+from timelyml.ml.hosts import (
+    Arrived,
+    Compiled,
+    Leaving,
+    Pieces,
+    Present,
+    Reports,
+    Spilled,
+)
 from timelyml.ml.scheduling import GangScheduler, Policy
 from timelyml.runtime.failure import pack_error
 
@@ -85,12 +96,9 @@ class Core:
         self._names = Names(
             self._slices, self.buffers, self.dispatch.device_time, self._outbox
         )
-        for island in islands:
-            scheduler = GangScheduler(policy() if policy is not None else None)
-            self.dispatch.clients.add_island(island, scheduler)
+        self._policy = policy
         self._clients = self.dispatch.clients
         self.places = Places(
-            islands,
             memory_bytes,
             host_memory_bytes,
             slices=self._slices,
@@ -99,6 +107,9 @@ class Core:
             code=self._code,
             outbox=self._outbox,
         )
+        self._arrivals = Arrivals(self.places.names, self._add_island, self._outbox)
+        for island, hosts in islands.items():
+            self._add_island(island, hosts, is_awaited=True)
 
     @property
     def is_complete(self) -> bool:
@@ -112,7 +123,7 @@ class Core:
 
     def join(self, client: int, *, weight: int = 1, priority: int = 0) -> None:
         """Admit a client; numbers begin at 1."""
-        self._clients.join(client, weight, priority)
+        self._clients.join(client, Wishes(weight, priority))
 
     def leave(self, client: int) -> None:
         """Forget a client and all that is its own; what is ordered runs to its end."""
@@ -163,10 +174,16 @@ class Core:
 
     def heard(self, host: int, message: Any, now_s: float) -> None:
         """Take a message of a host; one of an island that was given up is not heard."""
+        if isinstance(message, Arrived):
+            self._arrivals.arrive(host, message)
+            return
         island = self.places.island_of(host)
-        if island.error is not None:
+        if island is None or island.error is not None:
             return
         match message:
+            case Leaving():
+                self._arrivals.leave(host, now_s + message.drain_s)
+                self.places.withdraw(island)
             case Reports():
                 self.dispatch.finished(island.order, host, message.done)
             case Pieces():
@@ -185,14 +202,18 @@ class Core:
 
     def lose(self, host: int, error: TimelyError, now_s: float) -> None:
         """Give up the island of a host; what lay there is reported lost."""
+        self._arrivals.lose(host)
         island = self.places.island_of(host)
-        if island.error is not None:
-            return
+        if island is not None and island.error is None:
+            self._give_up(island, error, now_s)
+
+    def _give_up(self, island: Island, error: TimelyError, now_s: float) -> None:
+        """Do so; those of its hosts that came later and are there may leave."""
         island.error = error
         self._outbox.mute(island.hosts)
         lost = [x for x in self._slices.values() if x.order == island.order]
         for slice_ in lost:
-            slice_.error = pack_error(_gone(slice_, error))
+            slice_.error = pack_error(gone_with_island(slice_, error))
             self.places.follow(self.places.manager.release(slice_.name))
         for each in island.present:
             self.places.follow(self.places.manager.lose_host(str(each)))
@@ -201,22 +222,47 @@ class Core:
         for slice_ in lost:
             self.buffers.memory.lose(slice_, slice_.error or b"")
         self.dispatch.lose(island.order, pack_error(error))
+        self._arrivals.dismiss(island.hosts)
         self.places.answer(now_s)
 
     def tick(self, now_s: float) -> None:
         """Give up what has waited for too long."""
         self.places.follow(self.places.manager.tick(now_s))
         self._names.tick(now_s)
+        self._let_go(now_s)
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do, if ever."""
-        deadlines = self.places.manager.next_deadline(), self._names.next_deadline()
+        deadlines = (
+            self.places.manager.next_deadline(),
+            self._names.next_deadline(),
+            self._arrivals.next_deadline(),
+        )
         return min((each for each in deadlines if each is not None), default=None)
 
     def flush(self) -> list[Effect]:
         """Return what follows from all events since the last call, in order."""
         self.places.step()
+        self._let_go()
         return self._outbox.flush()
+
+    def _add_island(
+        self, island: str, hosts: Sequence[int], *, is_awaited: bool = False
+    ) -> None:
+        """Make an island known, before any of its hosts is present."""
+        scheduler = GangScheduler(self._policy() if self._policy is not None else None)
+        self._clients.add_island(island, scheduler)
+        self.places.add(island, hosts, is_awaited=is_awaited)
+
+    def _let_go(self, now_s: float = -math.inf) -> None:
+        """Let those leave that would, once their island is empty or they waited enough."""
+        for host, deadline_s in self._arrivals.leaving():
+            island = self.places.island_of(host)
+            if island is None or island.error is not None:
+                continue
+            orders = {each.order for each in self._slices.values()}
+            if island.order not in orders or deadline_s <= now_s:
+                self._give_up(island, has_left(host, island.name), deadline_s)
 
     def _drop_slice(self, client: int, name: str) -> None:
         slice_ = self._slices.get(name)
@@ -229,12 +275,3 @@ class Core:
         if self.places.idle(slice_):
             self._calls.forget_slice(slice_.name)
             self._programs.forget_slice(slice_.name)
-
-
-def _gone(slice_: SliceRecord, error: TimelyError) -> SliceError:
-    return SliceError(
-        f"slice {slice_.name!r} is gone with its island {slice_.island!r}; got "
-        f"{error}; expected its devices to stay; ask for another slice",
-        slice=slice_.name,
-        available={},
-    )

@@ -13,6 +13,7 @@ import json
 import secrets
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from timelyml.ml.controller.messages import ANSWERS, NEWS, REQUESTS, Fetched
 from timelyml.ml.controller.service import ControllerService
 from timelyml.runtime.boot import endpoint_from_map, endpoint_to_map
 from timelyml.runtime.failure import pack_error
+from timelyml.runtime.guests import Invitation
 from timelyml.runtime.scratch import ScratchDirectory
 from timelyml.runtime.shipping import dumps
 
@@ -70,7 +72,23 @@ class TurnedAway:
     error: bytes
 
 
-MESSAGES: tuple[type, ...] = (Join, Joined, TurnedAway, *REQUESTS, *ANSWERS, *NEWS)
+@dataclass(frozen=True, slots=True)
+class AskInvitation:
+    """A process would be a host, and listens here for the answer."""
+
+    endpoint: Endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Invited:
+    """What it needs for that."""
+
+    invitation: Invitation
+
+
+MESSAGES: tuple[type, ...] = (
+    Join, Joined, TurnedAway, AskInvitation, Invited, *REQUESTS, *ANSWERS, *NEWS,
+)  # fmt: skip
 """What the codec between clients and gate encodes; in this order on both sides."""
 
 
@@ -139,6 +157,7 @@ class ClientGate:
 
     Args:
         service: Whom they are clients of.
+        invite: Returns what a process needs to be a host; from any thread.
         listen: `tcp://host:port` for clients of other machines; `*` for a free port;
             private sockets of this machine if None.
         keys: What they have to know, over tcp.
@@ -150,11 +169,13 @@ class ClientGate:
     def __init__(
         self,
         service: ControllerService,
+        invite: Callable[[], Invitation],
         *,
         listen: str | None = None,
         keys: ServerKeys | None = None,
     ) -> None:
         self._service = service
+        self._invite = invite
         self._scratch = ScratchDirectory()
         keys = keys or ServerKeys.generate()
         if listen is None:
@@ -203,9 +224,14 @@ class ClientGate:
             if client is not None:
                 del self._clients[peer]
                 self._service.disconnect(client)
-        elif isinstance(message, Join) and client is None:
-            self._transport.connect(peer, message.endpoint)
-            self._admit(peer, message)
+        elif isinstance(message, AskInvitation | Join) and client is None:
+            # Who says where it listens, but does not, or says so twice, gets no answer.
+            with contextlib.suppress(ConfigError):
+                self._transport.connect(peer, message.endpoint)
+                if isinstance(message, Join):
+                    self._admit(peer, message)
+                else:
+                    self._say(peer, Invited(self._invite()))
         elif client is not None:
             self._service.submit(client, message)
 

@@ -53,12 +53,14 @@ class Island:
         order: Of its scheduler.
         hosts: In the order of their ranks.
         present: Those that have come, with what they have.
+        is_awaited: Whether requests wait until it is there.
         error: Why it is lost, if so.
     """
 
     name: str
     order: str
     hosts: tuple[int, ...]
+    is_awaited: bool
     present: dict[int, Present] = field(default_factory=dict)
     error: TimelyError | None = None
 
@@ -81,7 +83,6 @@ class Places:
     """Gives slices devices, and others when devices come and go.
 
     Args:
-        islands: The hosts of each island, in the order of their ranks, by its name.
         memory_bytes: What buffers and temporaries may take on a device.
         host_memory_bytes: What a host may keep of what left its devices; None: all.
         slices: Filled here.
@@ -93,7 +94,6 @@ class Places:
 
     def __init__(
         self,
-        islands: dict[str, Sequence[int]],
         memory_bytes: int,
         host_memory_bytes: int | None,
         *,
@@ -104,10 +104,8 @@ class Places:
         outbox: Outbox,
     ) -> None:
         self.manager = ResourceManager()
-        self._islands = {
-            name: Island(name, name, tuple(hosts)) for name, hosts in islands.items()
-        }
-        self._of_host = {h: i for i in self._islands.values() for h in i.hosts}
+        self._islands: dict[str, Island] = {}
+        self._of_host: dict[int, Island] = {}
         self._memory_bytes = memory_bytes
         self._host_memory_bytes = host_memory_bytes
         self._slices = slices
@@ -133,35 +131,51 @@ class Places:
     @property
     def is_complete(self) -> bool:
         """Whether every host has come, or is lost."""
-        return all(each.is_complete for each in self._islands.values())
+        islands = self._islands.values()
+        return all(each.is_complete for each in islands if each.is_awaited)
 
-    def island_of(self, host: int) -> Island:
-        """Return the island that a host belongs to."""
-        return self._of_host[host]
+    def names(self) -> list[str]:
+        """Return the names of all islands, also of those that are lost."""
+        return list(self._islands)
+
+    def add(self, name: str, hosts: Sequence[int], *, is_awaited: bool) -> None:
+        """Make an island known, with its hosts in the order of their ranks."""
+        island = Island(name, name, tuple(hosts), is_awaited)
+        self._islands[name] = island
+        self._of_host.update(dict.fromkeys(hosts, island))
+
+    def island_of(self, host: int) -> Island | None:
+        """Return the island that a host belongs to, if it does."""
+        return self._of_host.get(host)
+
+    def withdraw(self, island: Island) -> None:
+        """Let slices leave an island, and give nobody its devices any more."""
+        at = island.hosts
+        names = [name for name, (host, _) in self._devices.items() if host in at]
+        self.follow(self.manager.withdraw(names))
 
     def welcome(self, host: int, present: Present, now_s: float) -> None:
-        """Take note of a host and its devices."""
+        """Take note of a host; once all of its island are there, of their devices."""
         island = self._of_host[host]
         island.present[host] = present
+        if not island.is_complete:
+            return
+        devices = {each: self._devices_of(each, island) for each in island.hosts}
+        self._open_accounts(island)  # before anybody is given them
+        for each, own in devices.items():
+            self.follow(self.manager.add_host(str(each), own))
+        self.answer(now_s)
+
+    def _devices_of(self, host: int, island: Island) -> list[Device]:
+        present = island.present[host]
         first = island.hosts.index(host) * present.num_devices
         devices = []
         for index in range(present.num_devices):
             name = device_name(host, index)
             self._devices[name] = host, index
-            devices.append(
-                Device(
-                    name,
-                    island.name,
-                    str(host),
-                    present.kind,
-                    self._memory_bytes,
-                    (first + index,),
-                )
-            )
-        self.follow(self.manager.add_host(str(host), devices))
-        if island.is_complete:
-            self._open_accounts(island)
-        self.answer(now_s)
+            of = name, island.name, str(host), present.kind
+            devices.append(Device(*of, self._memory_bytes, (first + index,)))
+        return devices
 
     def handle(self, client: int, message: Any, now_s: float) -> bool:
         """Take what a client says of slices and devices; return whether it was that."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from timelyml.errors import SliceError, TimelyError
 from timelyml.exchange import Lane
 from timelyml.ml.controller.messages import Finished
 from timelyml.ml.functions import ArrayType, LogicalMesh, MemoryNeeds, Spec
@@ -177,7 +178,14 @@ class ToClient:
     body: Any
 
 
-Effect: TypeAlias = ToHost | ToClient
+@dataclass(frozen=True, slots=True)
+class Dismiss:
+    """Let a host leave that joined later, after what was sent to it before."""
+
+    host: int
+
+
+Effect: TypeAlias = ToHost | ToClient | Dismiss
 
 
 @dataclass(slots=True)
@@ -240,6 +248,10 @@ class Outbox:
         """Send something that is no order."""
         self._effects.append(ToHost(host, body, lane))
 
+    def dismiss(self, host: int) -> None:
+        """Let a host leave that joined later."""
+        self._effects.append(Dismiss(host))
+
     def tell(self, client: int, body: Any) -> None:
         """Tell a client; what calls finished before is told before."""
         self._tell_finished(client)
@@ -277,3 +289,13 @@ class Outbox:
         finished = self._finished.pop(client, None)
         if finished is not None:
             self._effects.append(ToClient(client, finished))
+
+
+def gone_with_island(slice_: SliceRecord, error: TimelyError) -> SliceError:
+    """Return the error of a slice whose island was given up."""
+    return SliceError(
+        f"slice {slice_.name!r} is gone with its island {slice_.island!r}; got "
+        f"{error}; expected its devices to stay; ask for another slice",
+        slice=slice_.name,
+        available={},
+    )

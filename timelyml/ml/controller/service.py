@@ -18,9 +18,10 @@ from timelyml.errors import (
     WireError,
 )
 from timelyml.ml.controller.admission import Limits
+from timelyml.ml.controller.clients import Wishes
 from timelyml.ml.controller.core import Core
 from timelyml.ml.controller.messages import Closed
-from timelyml.ml.controller.records import ToHost
+from timelyml.ml.controller.records import Dismiss, ToHost
 from timelyml.ml.scheduling import Fifo, Policy, Priority, ProportionalShare
 from timelyml.runtime.failure import pack_error
 from timelyml.runtime.service import ServiceSite
@@ -77,7 +78,9 @@ class ControllerService:
 
         Raises:
             AdmissionError: There are as many as there may be.
+            ConfigError: A wish makes no sense.
         """
+        Wishes(weight, priority)  # in the caller's turn, not in the controller's
         with self._lock:
             self._limits.check_clients(len(self._clients))
             client = next(self._numbers)
@@ -129,6 +132,8 @@ class ControllerService:
         for effect in effects:
             if isinstance(effect, ToHost):
                 self._site.send(effect.host, effect.body, effect.lane)
+            elif isinstance(effect, Dismiss):
+                self._site.dismiss(effect.host)
             else:
                 receive = self._clients.get(effect.client)
                 if receive is not None:

@@ -11,19 +11,27 @@ import contextlib
 import os
 import socket
 import sys
+from collections.abc import Iterator
 
 import jax
 
+LOOPBACK = "127.0.0.1"
 JOIN_TIMEOUT_S = 60
 HEARTBEAT_TIMEOUT_S = 100
 LEAVE_TIMEOUT_S = 2.0
 
 
-def free_address() -> str:
-    """Return an address of this machine at which nothing listens just now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return _address_of(listener)
+@contextlib.contextmanager
+def reserved_address(host: str) -> Iterator[str]:
+    """Keep an address of this machine for who listens there with `SO_REUSEPORT`.
+
+    As JAX's coordinator does. As long as the port is bound here, the system gives it to
+    nobody else; connections only go to who listens.
+    """
+    with socket.socket(_family(host)) as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind((host.strip("[]"), 0))
+        yield _address_of(holder)
 
 
 def join(address: str, rank: int, num_processes: int) -> None:
@@ -54,15 +62,21 @@ class Departure:
     Args:
         others: In the coordinator, how many.
         address: In the others, where the coordinator listens.
+        host: In the coordinator, the address of this machine that others reach.
     """
 
-    def __init__(self, *, others: int = 0, address: str = "") -> None:
+    def __init__(
+        self, *, others: int = 0, address: str = "", host: str = LOOPBACK
+    ) -> None:
         self._others = others
         if address:
             host, _, port = address.rpartition(":")
-            self._socket = socket.create_connection((host, int(port)), JOIN_TIMEOUT_S)
+            target = host.strip("[]"), int(port)
+            self._socket = socket.create_connection(target, JOIN_TIMEOUT_S)
         else:
-            self._socket = socket.create_server(("127.0.0.1", 0), backlog=others)
+            self._socket = socket.create_server(
+                (host.strip("[]"), 0), family=_family(host), backlog=others
+            )
         # Before JAX's own end, as it was registered later.
         atexit.register(self._leave)
 
@@ -94,6 +108,10 @@ def devices_by_rank() -> list[list[jax.Device]]:
     return found
 
 
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
 def _address_of(bound: socket.socket) -> str:
-    host, port = bound.getsockname()
-    return f"{host}:{port}"
+    host, port = bound.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

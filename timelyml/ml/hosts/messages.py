@@ -34,14 +34,52 @@ class Present:
 
 
 @dataclass(frozen=True, slots=True)
+class Arrived:
+    """A process would be a host of an island that is new.
+
+    Attributes:
+        island: Its name; empty: one of its own, of any name.
+        num_hosts: How many processes form it.
+        num_devices: How many devices this one has.
+    """
+
+    island: str
+    num_hosts: int
+    num_devices: int
+
+
+@dataclass(frozen=True, slots=True)
+class Formed:
+    """All hosts of an island have come; they join now, in this order of ranks."""
+
+    island: str
+    hosts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unwelcome:
+    """A process cannot be a host, and leaves."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """A host would leave; what is on its island may come to its end for so long."""
+
+    drain_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Coordinator:
     """Where the processes of an island join; from its first host to the others.
 
-    `departure` is where it sees that they have ended.
+    `departure` is where it sees that they have ended; `hosts` are in order of ranks.
     """
 
     address: str
     departure: str
+    hosts: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +323,10 @@ class Spilled:
 
 
 MESSAGES = (
+    Arrived,
+    Formed,
+    Unwelcome,
+    Leaving,
     Present,
     Coordinator,
     SliceMade,

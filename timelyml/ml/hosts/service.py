@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -9,11 +10,20 @@ import jax
 from timelyml.errors import InvariantError, PeerError, TimelyError
 from timelyml.exchange import CONTROLLER, Lane
 from timelyml.ml.hosts.executor import Executor
-from timelyml.ml.hosts.island import Departure, devices_by_rank, free_address, join
+from timelyml.ml.hosts.island import (
+    LOOPBACK,
+    Departure,
+    devices_by_rank,
+    join,
+    reserved_address,
+)
 from timelyml.ml.hosts.messages import (
+    Arrived,
     Coordinator,
     Done,
+    Formed,
     Leave,
+    Leaving,
     Load,
     LoadProgram,
     Orders,
@@ -22,6 +32,7 @@ from timelyml.ml.hosts.messages import (
     Reports,
     SliceMade,
     Stand,
+    Unwelcome,
 )
 from timelyml.ml.hosts.slices import HostSlice
 from timelyml.runtime.failure import pack_error
@@ -34,24 +45,46 @@ class HostService:
     def __init__(self, site: ServiceSite) -> None:
         self._site = site
         self._executor = Executor(str(site.index), site.wake)
-        islands = site.options["islands"].values()
-        self._island: list[int] = next(each for each in islands if site.index in each)
+        self._guest: dict[str, Any] | None = site.options.get("guest")
+        self._hosts: Sequence[int] = next(
+            (each for each in site.options["islands"].values() if site.index in each),
+            (),
+        )
+        self.refusal = ""
 
     def joined(self) -> None:
-        """Form the island, and tell the controller what devices are here."""
-        if len(self._island) == 1:
+        """Form the island, and tell the controller what devices are here.
+
+        Who comes later asks the controller first which hosts form an island with it.
+        """
+        if self._guest is None:
+            self._form()
+            return
+        wanted = self._guest
+        arrived = Arrived(wanted["island"], wanted["num_hosts"], wanted["num_devices"])
+        self._site.send(CONTROLLER, arrived, Lane.CONTROL)
+
+    def leave(self, drain_s: float) -> None:
+        """Ask the controller to let this host go, once nothing on its island is left."""
+        self._site.send(CONTROLLER, Leaving(drain_s), Lane.CONTROL)
+
+    def _form(self) -> None:
+        if len(self._hosts) == 1:
             self._present()
-        elif self._site.index == self._island[0]:
-            coordinator = Coordinator(
-                free_address(), Departure(others=len(self._island) - 1).address
-            )
-            for host in self._island[1:]:
-                self._site.send(host, coordinator, Lane.CONTROL)
-            self._join(coordinator.address)
+        elif self._site.index == self._hosts[0]:
+            where = LOOPBACK if self._guest is None else self._guest["address"]
+            departure = Departure(others=len(self._hosts) - 1, host=where)
+            with reserved_address(where) as address:
+                coordinator = Coordinator(
+                    address, departure.address, tuple(self._hosts)
+                )
+                for host in self._hosts[1:]:
+                    self._site.send(host, coordinator, Lane.CONTROL)
+                self._join(address)
 
     def _join(self, address: str) -> None:
-        rank = self._island.index(self._site.index)
-        join(address, rank, len(self._island))
+        rank = self._hosts.index(self._site.index)
+        join(address, rank, len(self._hosts))
         self._present()
 
     def _present(self) -> None:
@@ -78,8 +111,14 @@ class HostService:
             case SliceMade():
                 self._executor.add_slice(HostSlice(body, devices_by_rank()))
             case Coordinator():
+                self._hosts = body.hosts
                 Departure(address=body.departure)
                 self._join(body.address)
+            case Formed():
+                self._hosts = body.hosts
+                self._form()
+            case Unwelcome():
+                self.refusal = body.reason
             case _:
                 raise InvariantError(
                     f"host {self._site.index} got what is no order; got {body!r:.200}; "

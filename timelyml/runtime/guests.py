@@ -1,0 +1,194 @@
+"""Guests: workers that come and leave while a cluster runs.
+
+The workers of a session are fixed, as runs count on every one. Guests take part in
+services only: their indices follow those of the workers and are never used again, each
+is introduced to all others when it comes, and the loss of one breaks no run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from timelyml.errors import PeerError, PeerLostError
+from timelyml.exchange import (
+    CONTROLLER,
+    Endpoint,
+    Lane,
+    LinkFailure,
+    Transport,
+    Unreadable,
+)
+from timelyml.runtime.messages import (
+    HANDSHAKE,
+    Connect,
+    Connected,
+    GuestCame,
+    Hello,
+    LinkLost,
+    ServiceMessage,
+    Shutdown,
+)
+from timelyml.runtime.service import ServiceHost
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """All that a process needs to become a guest; from the cluster, secrets included.
+
+    Attributes:
+        worker: Its index.
+        token: Of the cluster, in hex.
+        bind: Where its transport binds; empty: over tcp, wherever it is.
+        controller: The controller's endpoint, as a mapping.
+        services: Those of the cluster, as mappings.
+    """
+
+    worker: int
+    token: str
+    bind: str
+    controller: Any
+    services: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Guest:
+    """A worker that came later; `process_id` is its own machine's."""
+
+    process_id: int
+    endpoint: Endpoint
+
+    def describe(self, index: int) -> str:
+        return f"worker {index} (joined, pid {self.process_id})"
+
+
+class Guests:
+    """The controller's side of all guests; owned by the thread that drives it.
+
+    Args:
+        first: The index of the first.
+        transport: The controller's.
+        members: Returns where each worker listens that is there.
+    """
+
+    def __init__(
+        self,
+        first: int,
+        transport: Transport,
+        members: Callable[[], Mapping[int, Endpoint | None]],
+    ) -> None:
+        self._indices = itertools.count(first)
+        self._transport = transport
+        self._members = members
+        self._services: ServiceHost | None = None  # until the workers can be reached
+        self._invited: set[int] = set()
+        self._early: list[tuple[int, Hello]] = []
+        self._guests: dict[int, _Guest] = {}
+
+    def __contains__(self, index: object) -> bool:
+        return index in self._guests
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(list(self._guests))
+
+    def invite(self) -> int:
+        """Return the index of a guest to come; from any thread."""
+        index = next(self._indices)
+        self._invited.add(index)
+        return index
+
+    def open(self, services: ServiceHost) -> None:
+        """Let in who has come, and who comes: the workers can be reached now.
+
+        Services hear what guests say, and who is lost.
+        """
+        self._services = services
+        early, self._early = self._early, []
+        for index, hello in early:
+            self._welcome(index, hello)
+
+    def handle(self, peer: int, message: object) -> bool:
+        """Take a message of a guest; return whether it is from one."""
+        if peer not in self._invited and peer not in self._guests:
+            return False
+        match message:
+            case Hello():
+                self._on_hello(peer, message)
+            case ServiceMessage() if self._services is not None:
+                self._services.handle(peer, message)
+            case LinkFailure():
+                self.lose(peer, f"is gone: {message.reason}")
+            case Unreadable():
+                self.lose(peer, "sent what does not unpickle")
+            case LinkLost() if message.peer not in self._guests:
+                self.lose(peer, f"hears no more of worker {message.peer}")
+            case LinkLost() | Connected():
+                pass  # of another guest, whose own end is heard here too
+            case _:
+                return False
+        return True
+
+    def lose(self, index: int, what: str) -> None:
+        """Forget a guest because of `what`; services hear of it."""
+        self._invited.discard(index)
+        guest = self._guests.pop(index, None)
+        if guest is None or self._services is None:
+            return
+        error = PeerError(
+            f"{guest.describe(index)} {what}; got a cluster without it; expected it to "
+            f"leave in peace, by SIGTERM; let another join",
+            worker=index,
+            process_id=guest.process_id,
+            reason=what,
+        )
+        self._services.lost(index, error)
+
+    def deliver(self, index: int, message: object, lane: Lane) -> None:
+        """Send a guest a message; nothing if it is gone."""
+        if index not in self._guests:
+            return
+        with contextlib.suppress(PeerLostError):  # which is about to be reported
+            self._transport.send(index, message, lane)
+
+    def dismiss(self, index: int) -> None:
+        """Let a guest leave: nothing more is expected of it."""
+        self.deliver(index, Shutdown(), Lane.CONTROL)
+        self._guests.pop(index, None)
+        self._invited.discard(index)
+
+    def _on_hello(self, index: int, message: Hello) -> None:
+        self._invited.discard(index)
+        if message.version != HANDSHAKE or message.endpoint is None:
+            return  # it gives up by itself
+        if self._services is None:
+            self._invited.add(index)
+            self._early.append((index, message))
+        else:
+            self._welcome(index, message)
+
+    def _welcome(self, index: int, message: Hello) -> None:
+        """Introduce a guest and all others to each other."""
+        self._invited.discard(index)
+        assert message.endpoint is not None  # noqa: S101 - checked above
+        members = dict(self._members())
+        members |= {guest: each.endpoint for guest, each in self._guests.items()}
+        self._transport.connect(index, message.endpoint)
+        guest = _Guest(message.process_id, message.endpoint)
+        self._guests[index] = guest
+        # Before anything that services say of it: on the same lane, so it comes first.
+        for other in members:
+            self._send(other, GuestCame(index, message.endpoint))
+        self._send(index, Connect(_by_index(members)))
+
+    def _send(self, index: int, message: object) -> None:
+        with contextlib.suppress(PeerLostError):  # which is about to be reported
+            self._transport.send(index, message, Lane.CONTROL)
+
+
+def _by_index(members: Mapping[int, Endpoint | None]) -> tuple[Endpoint | None, ...]:
+    return tuple(
+        members.get(index) for index in range(max(members, default=CONTROLLER) + 1)
+    )
