@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 
 from timelyml.ml.hosts.buffers import BufferStore
-from timelyml.ml.hosts.waiting import Waiter
+from timelyml.ml.hosts.waiting import Launched, Started, Waiter
 from timelyml.testing.leftovers import eventually
 
 
@@ -29,3 +30,49 @@ def test_what_the_last_job_held_goes_with_it():
     assert has_run.wait(5.0)
     assert eventually(lambda: held() is None, 5.0)
     waiter.close()
+
+
+class Ready:
+    """An array that is computed."""
+
+    def is_deleted(self):
+        return False
+
+    def is_ready(self):
+        return True
+
+    def block_until_ready(self):
+        return self
+
+
+class Code:
+    """What launched it; it has no checks, and no results that ride along."""
+
+    class computation:  # noqa: N801 - stands for an attribute
+        out_types = ()
+
+    def check(self, outputs):
+        del outputs
+
+
+def test_time_of_a_device_counts_once_whatever_slices_it_is_in():
+    said, free_ns = [], {}
+    waiters = [
+        Waiter(
+            name, said.append, BufferStore(), lambda: None, devices=own, free_ns=free_ns
+        )
+        for name, own in {"a": ("d0", "d1"), "b": ("d1",), "c": ("d2",)}.items()
+    ]
+    started_ns = time.monotonic_ns() - 1_000_000_000
+    for sequence, waiter in enumerate(waiters):
+        started = Started(0, Code(), [Ready()], [0], None)
+        waiter.launched(Launched(sequence, (started,), (), started_ns))
+        assert waiter.over() == sequence
+        waiter.settle()
+        assert waiter.over() is None
+    both, inner, other = [each.device_ns for each in said]
+    for each in waiters:
+        each.close()
+    assert both >= 1_000_000_000
+    assert other >= 1_000_000_000
+    assert inner < 1_000_000_000  # what was left of d1

@@ -40,6 +40,10 @@ class IslandOptions(TypedDict, total=False):
         max_bytes_per_client: Bytes of the values that a client may hold, each counted
             once; without limit. More is an `AdmissionError` of what would be made.
         environment: Variables of the workers, on top of the usual ones.
+        paced_s: For experiments with more hosts than there are cores: devices compute
+            nothing, hold for the seconds stated for a function's name, and return zeros.
+        delay_s: For experiments with networks: every message to or from a host, but for
+            those to and from clients, comes so much later.
         startup_timeout_s: By then every worker has come; 60.
     """
 
@@ -53,6 +57,8 @@ class IslandOptions(TypedDict, total=False):
     max_calls_per_client: int
     max_bytes_per_client: int | None
     environment: Mapping[str, str] | None
+    paced_s: Mapping[str, float] | None
+    delay_s: float
     startup_timeout_s: float
 
 
@@ -67,6 +73,8 @@ _DEFAULTS: IslandOptions = {
     "max_calls_per_client": DEFAULT_MAX_CALLS,
     "max_bytes_per_client": None,
     "environment": None,
+    "paced_s": None,
+    "delay_s": 0.0,
     "startup_timeout_s": 60.0,
 }
 _COUNTS = (
@@ -144,6 +152,8 @@ def start_islands(
             "policy": given["policy"],
             "memory_bytes": given["memory_bytes_per_device"],
             "host_memory_bytes": given["host_memory_bytes"],
+            "paced_s": given["paced_s"] and dict(given["paced_s"]),
+            "delay_s": given["delay_s"],
             "limits": {
                 "max_clients": given["max_clients"],
                 "max_calls": given["max_calls_per_client"],

@@ -22,6 +22,7 @@ from timelyml.ml.controller.clients import Wishes
 from timelyml.ml.controller.core import Core
 from timelyml.ml.controller.messages import Closed
 from timelyml.ml.controller.records import Dismiss, ToHost
+from timelyml.ml.hosts.delays import Delayed
 from timelyml.ml.scheduling import Fifo, Policy, Priority, ProportionalShare
 from timelyml.runtime.failure import pack_error
 from timelyml.runtime.service import ServiceSite
@@ -57,6 +58,8 @@ class ControllerService:
             policy=POLICIES[site.options["policy"]],
             limits=self._limits,
         )
+        delay_s = site.options.get("delay_s", 0.0)
+        self._late: Delayed[tuple[int, Any]] = Delayed(delay_s, site.clock)
         self._inbox: deque[Callable[[], None]] = deque()
         self._clients: dict[int, Receive] = {}
         self._numbers = itertools.count(1)
@@ -118,10 +121,13 @@ class ControllerService:
 
     def handle(self, peer: int, body: Any) -> None:
         """Take a message of a host."""
-        self._core.heard(peer, body, self._site.clock())
+        if not self._late.take((peer, body)):
+            self._core.heard(peer, body, self._site.clock())
 
     def step(self) -> bool:
-        """Take what clients say, and send what follows."""
+        """Take what hosts and clients say, and send what follows."""
+        for peer, body in self._late.due():
+            self._core.heard(peer, body, self._site.clock())
         count = min(len(self._inbox), MAX_MESSAGES_PER_STEP)
         for _ in range(count):
             self._inbox.popleft()()
@@ -145,8 +151,9 @@ class ControllerService:
         return bool(self._inbox)
 
     def next_deadline(self) -> float | None:
-        """Return when somebody has waited long enough."""
-        return self._core.next_deadline()
+        """Return when somebody has waited long enough, or a message is due."""
+        deadlines = self._core.next_deadline(), self._late.next_due()
+        return min((each for each in deadlines if each is not None), default=None)
 
     def lost(self, peer: int, error: PeerError) -> None:
         """Give up the island of a host."""

@@ -4,13 +4,47 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol
 
-from timelyml.errors import TimelyError
-from timelyml.ml.functions import Computation, Executable, Executables
+import jax
+
+from timelyml.errors import ComputationError, TimelyError
+from timelyml.ml.functions import Computation, MemoryNeeds
 from timelyml.ml.hosts.slices import HostSlice
 from timelyml.runtime.failure import pack_error
+
+
+class Loaded(Protocol):
+    """A computation that can be launched: an `Executable`, or what stands for one.
+
+    Attributes:
+        quick: As of `Executable`.
+    """
+
+    quick: Callable[[list[jax.Array]], list[jax.Array]] | None
+
+    @property
+    def computation(self) -> Computation:
+        """What it is."""
+
+    @property
+    def memory(self) -> MemoryNeeds:
+        """What it needs on each device."""
+
+    def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
+        """Start it; return its outputs, which may not be ready yet."""
+
+    def check(self, outputs: Sequence[Any]) -> ComputationError | None:
+        """Return why outputs that are ready mean nothing, if so."""
+
+
+class Loader(Protocol):
+    """Makes computations ready to be launched."""
+
+    def load(self, computation: Computation, devices: Sequence[jax.Device]) -> Loaded:
+        """Return what launches a computation on these devices; takes its time."""
 
 
 class Compiler:
@@ -18,14 +52,15 @@ class Compiler:
 
     Args:
         wake: Called, from its thread, when `finished` has something.
+        executables: Compiles, or has what was compiled before.
     """
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    def __init__(self, wake: Callable[[], None], executables: Loader) -> None:
         self._wake = wake
         self._computations: dict[str, Computation] = {}
-        self._executables = Executables()
+        self._executables = executables
         self._pool = ThreadPoolExecutor(1, "timelyml-compile")
-        self._done: deque[tuple[str, HostSlice, Future[Executable]]] = deque()
+        self._done: deque[tuple[str, HostSlice, Future[Loaded]]] = deque()
 
     def __bool__(self) -> bool:
         """Whether something is compiled that was not told yet."""
@@ -39,13 +74,13 @@ class Compiler:
             self._executables.load, self._computations[identity], slice_.devices
         )
 
-        def compiled(done: Future[Executable]) -> None:
+        def compiled(done: Future[Loaded]) -> None:
             self._done.append((identity, slice_, done))
             self._wake()
 
         future.add_done_callback(compiled)
 
-    def finished(self) -> Iterator[tuple[str, HostSlice, Executable | bytes]]:
+    def finished(self) -> Iterator[tuple[str, HostSlice, Loaded | bytes]]:
         """Return what was compiled, for which slice, or the pickled reason why not."""
         while self._done:
             identity, slice_, future = self._done.popleft()
@@ -56,7 +91,7 @@ class Compiler:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _outcome(future: Future[Executable]) -> Executable | bytes:
+def _outcome(future: Future[Loaded]) -> Loaded | bytes:
     error = future.exception()
     if error is None:
         return future.result()

@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 from timelyml.errors import BufferLostError
-from timelyml.ml.functions import Executable
 from timelyml.ml.hosts.buffers import Buffer, BufferStore
-from timelyml.ml.hosts.compiling import Compiler
+from timelyml.ml.hosts.compiling import Compiler, Loaded, Loader
 from timelyml.ml.hosts.messages import (
     NO_NEEDS,
     Compiled,
@@ -61,17 +60,21 @@ class Executor:
     Args:
         host: Its name in the island's order.
         wake: Called, from any thread, when `advance` has something to do.
+        executables: Makes computations ready to be launched.
     """
 
-    def __init__(self, host: str, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, host: str, wake: Callable[[], None], executables: Loader
+    ) -> None:
         self.store = BufferStore()
         self._wake = wake
         self._host = host
         self._gate = LaunchGate(host, generation=0)
         self._slices: dict[str, HostSlice] = {}
         self._waiters: dict[str, Waiter] = {}
-        self._code: dict[Code, Executable | bytes] = {}  # or why there is none
-        self._compiler = Compiler(wake)
+        self._free_ns: dict[str, int] = {}
+        self._code: dict[Code, Loaded | bytes] = {}  # or why there is none
+        self._compiler = Compiler(wake, executables)
         self._said: deque[Said] = deque()
         self._saying = threading.Lock()
         self._prepares: dict[GangKey, Prepare] = {}
@@ -98,7 +101,14 @@ class Executor:
         name = slice_.name
         self._slices[name] = slice_
         self._gate.place(name, slice_.own_devices)
-        self._waiters[name] = Waiter(name, self._hear, self.store, self._wake)
+        self._waiters[name] = Waiter(
+            name,
+            self._hear,
+            self.store,
+            self._wake,
+            devices=slice_.own_devices,
+            free_ns=self._free_ns,
+        )
 
     def load(self, identity: str, slice_name: str, pickled: bytes | None) -> None:
         """Compile a computation for a slice, in the background."""
@@ -174,7 +184,7 @@ class Executor:
                 continue  # it stands elsewhere by now
             code = identity, slice_.name
             self._code[code] = made
-            needs = made.memory if isinstance(made, Executable) else NO_NEEDS
+            needs = made.memory if not isinstance(made, bytes) else NO_NEEDS
             said.append(Compiled(*code, needs))
             self._provide(code)
         until = time.monotonic() + TURN_S
@@ -209,8 +219,11 @@ class Executor:
 
     def _settle(self) -> bool:
         """Look what is over; return whether anything was said."""
-        for waiter in self._waiters.values():
-            waiter.settle()
+        waiters = self._waiters.values()
+        while found := [
+            (x, each) for each in waiters if (x := each.over()) is not None
+        ]:
+            min(found, key=lambda each: each[0])[1].settle()  # as devices did them
         return bool(self._said)
 
     def _hear_out(self, said: Said) -> list[News]:
@@ -332,7 +345,7 @@ class Executor:
         code = self._code[prepare.computation, prepare.slice]
         buffers = [self.store.get(each) for each in prepare.args]
         failure = _failure(code, buffers)
-        if failure is None and isinstance(code, Executable):
+        if failure is None and not isinstance(code, bytes):
             failure = self._start(sequence, prepare, code, buffers)
         if failure is not None:
             for out in prepare.outs:
@@ -346,7 +359,7 @@ class Executor:
         self,
         sequence: int,
         prepare: Prepare,
-        executable: Executable,
+        executable: Loaded,
         buffers: list[Buffer | None],
     ) -> bytes | None:
         """Launch; return why that was not possible, if so."""
@@ -370,9 +383,7 @@ class Executor:
         return None
 
 
-def _failure(
-    code: Executable | bytes, buffers: Iterable[Buffer | None]
-) -> bytes | None:
+def _failure(code: Loaded | bytes, buffers: Iterable[Buffer | None]) -> bytes | None:
     """Why a launch cannot start, on any host of its gang, if so."""
     if isinstance(code, bytes):
         return code

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 
 from timelyml.errors import BufferLostError
-from timelyml.ml.functions import Executable
 from timelyml.ml.hosts.buffers import Buffer, BufferStore
+from timelyml.ml.hosts.compiling import Loaded
 from timelyml.ml.hosts.messages import Cancel, Expect, Export, Run
 from timelyml.ml.hosts.plans import Code, Plan, PlannedBlock, Step
 from timelyml.ml.hosts.slices import HostSlice
@@ -61,7 +61,7 @@ class Runs:
         self,
         store: BufferStore,
         slices: Mapping[str, HostSlice],
-        code: Mapping[Code, Executable | bytes],
+        code: Mapping[Code, Loaded | bytes],
         waiters: Mapping[str, Waiter],
         *,
         export: Callable[[Export], None],
@@ -249,7 +249,7 @@ class Runs:
         return None
 
     def _call(
-        self, state: _State, step: Step, code: Executable, operands: list[Any]
+        self, state: _State, step: Step, code: Loaded, operands: list[Any]
     ) -> list[jax.Array]:
         if not step.destroyed:
             return code(*operands)

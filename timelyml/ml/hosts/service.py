@@ -9,6 +9,9 @@ import jax
 
 from timelyml.errors import InvariantError, PeerError, TimelyError
 from timelyml.exchange import CONTROLLER, Lane
+from timelyml.ml.functions import Executables
+from timelyml.ml.hosts.compiling import Loader
+from timelyml.ml.hosts.delays import Delayed
 from timelyml.ml.hosts.executor import Executor
 from timelyml.ml.hosts.island import (
     LOOPBACK,
@@ -34,6 +37,7 @@ from timelyml.ml.hosts.messages import (
     Stand,
     Unwelcome,
 )
+from timelyml.ml.hosts.paced import PacedExecutables
 from timelyml.ml.hosts.slices import HostSlice
 from timelyml.runtime.failure import pack_error
 from timelyml.runtime.service import ServiceSite
@@ -44,7 +48,12 @@ class HostService:
 
     def __init__(self, site: ServiceSite) -> None:
         self._site = site
-        self._executor = Executor(str(site.index), site.wake)
+        paced_s = site.options.get("paced_s")
+        executables: Loader = (
+            Executables() if paced_s is None else PacedExecutables(paced_s)
+        )
+        self._executor = Executor(str(site.index), site.wake, executables)
+        self._late: Delayed[Any] = Delayed(site.options.get("delay_s", 0.0), site.clock)
         self._guest: dict[str, Any] | None = site.options.get("guest")
         self._hosts: Sequence[int] = next(
             (each for each in site.options["islands"].values() if site.index in each),
@@ -95,6 +104,10 @@ class HostService:
     def handle(self, peer: int, body: Any) -> None:
         """Take an order of the controller, or pieces from anyone."""
         del peer
+        if not self._late.take(body):
+            self._handle(body)
+
+    def _handle(self, body: Any) -> None:
         match body:
             case Orders():
                 self._executor.take(body)
@@ -127,6 +140,8 @@ class HostService:
 
     def step(self) -> bool:
         """Tell what is over, and send what others asked for."""
+        for body in self._late.due():
+            self._handle(body)
         said = self._executor.advance()
         done = tuple(each for each in said if isinstance(each, Done))
         if done:
@@ -143,8 +158,8 @@ class HostService:
         return self._executor.has_news()
 
     def next_deadline(self) -> float | None:
-        """Return none: other threads wake it."""
-        return None
+        """Return when a message is due that is held back; other threads wake it."""
+        return self._late.next_due()
 
     def lost(self, peer: int, error: PeerError) -> None:
         """Let programs go on without what the peer would have sent."""

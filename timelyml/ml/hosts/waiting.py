@@ -17,8 +17,9 @@ from typing import Any
 import jax
 
 from timelyml.errors import TimelyError
-from timelyml.ml.functions import Executable, run_failure, to_host
+from timelyml.ml.functions import run_failure, to_host
 from timelyml.ml.hosts.buffers import Buffer, BufferStore
+from timelyml.ml.hosts.compiling import Loaded
 from timelyml.ml.hosts.copies import HostCopy
 from timelyml.ml.hosts.messages import Done, Export, Pieces
 from timelyml.ml.hosts.slices import gather, zeros
@@ -41,7 +42,7 @@ class Started:
     """
 
     gang: int
-    executable: Executable
+    executable: Loaded
     outputs: Sequence[jax.Array]
     outs: Sequence[int]
     error: bytes | None
@@ -87,6 +88,9 @@ class Waiter:
         say: Hears what came of each; called in the thread that settles or copies.
         store: Is asked which buffers are still wanted, and which were given away.
         wake: Called, from a thread of its own, when `settle` has something to do.
+        devices: Own devices of the slice.
+        free_ns: Since when each device has nothing to do; shared by all slices, so that
+            no time of a device counts twice.
     """
 
     def __init__(
@@ -95,7 +99,12 @@ class Waiter:
         say: Callable[[Said], None],
         store: BufferStore,
         wake: Callable[[], None],
+        *,
+        devices: Sequence[str] = (),
+        free_ns: dict[str, int] | None = None,
     ) -> None:
+        self._devices = devices
+        self._free_ns = {} if free_ns is None else free_ns
         self._name = name
         self._say = say
         self._store = store
@@ -105,7 +114,6 @@ class Waiter:
         self._watches: SimpleQueue[Launched | None] = SimpleQueue()
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._newest = -1  # sequence of the last launch
-        self._free_since_ns = 0
         # Launches whose results were all donated before they could be waited for, each
         # with a later launch by whose end it is over.
         self._eaten: deque[tuple[Launched, int]] = deque()
@@ -117,10 +125,15 @@ class Waiter:
         self._newest = launch.sequence
         self._under_way.append(launch)
 
+    def over(self) -> int | None:
+        """Return the sequence of its first launch if that is over, to be settled."""
+        if self._under_way and self._is_over(self._under_way[0]):
+            return self._under_way[0].sequence
+        return None
+
     def settle(self) -> None:
-        """Tell of all launches that are over; never waits."""
-        while self._under_way and self._is_over(self._under_way[0]):
-            self._finish(self._under_way.popleft())
+        """Tell of the first launch, which is over."""
+        self._finish(self._under_way.popleft())
 
     def is_due(self) -> bool:
         """Whether `settle` has something to tell; if not, `wake` is called once it has."""
@@ -197,8 +210,9 @@ class Waiter:
         while self._eaten and self._eaten[0][1] <= launch.sequence:
             over.insert(-1, self._eaten.popleft()[0])
         now_ns = time.monotonic_ns()
-        began_ns = max(self._free_since_ns, over[0].started_ns)
-        self._free_since_ns = now_ns
+        free_ns = [self._free_ns.get(device, 0) for device in self._devices]
+        began_ns = max(over[0].started_ns, *free_ns, 0)
+        self._free_ns.update(dict.fromkeys(self._devices, now_ns))
         device_ns = (now_ns - began_ns) // len(over)
         for each_over in over:
             self._tell(each_over, device_ns, errors if each_over is launch else {})
@@ -258,7 +272,7 @@ def _await_any(arrays: Sequence[jax.Array]) -> None:
             return
 
 
-def pack_failure(executable: Executable, error: Exception) -> bytes:
+def pack_failure(executable: Loaded, error: Exception) -> bytes:
     """Pickle what came of a computation that raised."""
     if isinstance(error, TimelyError):
         return pack_error(error)
