@@ -10,6 +10,7 @@ from timelyml.ml.sharded.api import (
     value_and_grad,
 )
 from timelyml.ml.sharded.columns import Column, Parameter, split
+from timelyml.ml.sharded.loops import Looped, repeat_while
 from timelyml.ml.sharded.updates import assemble
 from timelyml.ml.sharded.vocabulary import (
     Exchanged,
@@ -30,6 +31,7 @@ from timelyml.ml.sharded.vocabulary import (
 __all__ = [
     "Column",
     "Exchanged",
+    "Looped",
     "Parameter",
     "Rows",
     "Trained",
@@ -47,6 +49,7 @@ __all__ = [
     "grad",
     "merge",
     "repeat",
+    "repeat_while",
     "rows",
     "split",
     "total",

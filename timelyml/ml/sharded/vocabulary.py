@@ -92,7 +92,7 @@ def call(
         is_column=tuple(isinstance(leaf, Column) for leaf in leaves),
     )
     outputs, out_structure = jax.tree.flatten(result)
-    columns = _add_call(home, name, prepared, leaves, map(Aval.of, outputs))
+    columns = add_call(home, name, prepared, leaves, map(Aval.of, outputs))
     return jax.tree.unflatten(out_structure, columns)
 
 
@@ -150,7 +150,7 @@ def by_group(
     )
     outputs, out_structure = jax.tree.flatten(result)
     leaves = [*held, *columns, *(() if index is None else (index,))]
-    made = _add_call(home, name, grouped, leaves, map(Aval.of, outputs))
+    made = add_call(home, name, grouped, leaves, map(Aval.of, outputs))
     return jax.tree.unflatten(out_structure, made)
 
 
@@ -257,7 +257,7 @@ def branch(rows: Any, index: Column, num_parts: int) -> tuple[Any, ...]:
     leaves, structure = jax.tree.flatten(rows)
     home = columns_in("branch", [leaves, index])[0].home
     avals = [leaf.aval for leaf in leaves] * num_parts
-    columns = _add_call(home, "branch", Part(num_parts), [*leaves, index], avals)
+    columns = add_call(home, "branch", Part(num_parts), [*leaves, index], avals)
     width = len(leaves)
     return tuple(
         jax.tree.unflatten(structure, columns[part * width : (part + 1) * width])
@@ -273,7 +273,7 @@ def merge(parts: tuple[Any, ...], index: Column) -> Any:
     avals = [
         Aval((index.shape[0], *leaf.shape[1:]), leaf.dtype) for leaf in leaves[:width]
     ]
-    columns = _add_call(home, "merge", Merge(len(parts)), [*leaves, index], avals)
+    columns = add_call(home, "merge", Merge(len(parts)), [*leaves, index], avals)
     return jax.tree.unflatten(jax.tree.structure(parts[0]), columns)
 
 
@@ -311,9 +311,10 @@ def _spread(name: str, rows: Any, transfer: Transfer, num_shards: int) -> Any:
     return jax.tree.unflatten(structure, spread[:-1])
 
 
-def _add_call(
+def add_call(
     near: Home, name: str, function: Function, leaves: Any, avals: Any
 ) -> tuple[Column, ...]:
+    """Add a call where another column is; give its outputs."""
     trace = near.trace
     home = Call(
         trace, trace.next_index(), name, near.num_shards, function, tuple(leaves)
