@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = ("mixture_of_experts.md", "pathways.md", "pipelines.md", "programs.md")
+PAGES = (
+    "fragments.md",
+    "mixture_of_experts.md",
+    "pathways.md",
+    "pipelines.md",
+    "programs.md",
+)
 BLOCK = re.compile(
     r"^```python\n(.*?)^```\n(?:```text\n(.*?)^```)?", re.MULTILINE | re.DOTALL
 )

@@ -26,6 +26,7 @@ from timelyml.ml.compiled import Compiled, compiled
 from timelyml.ml.compute import compute
 from timelyml.ml.controller import ClientUsage, ObjectInfo
 from timelyml.ml.firing import Blocks, Firing, Rule, add_firing_operator
+from timelyml.ml.fragments import NamedStages, fragments, homes, named_stages
 from timelyml.ml.functions import jit
 from timelyml.ml.gradients import grad, value_and_grad
 from timelyml.ml.moe import (
@@ -67,6 +68,7 @@ __all__ = [
     "IslandOptions",
     "MemoryLimitError",
     "MoE",
+    "NamedStages",
     "ObjectInfo",
     "OfflineClient",
     "Pipeline",
@@ -91,11 +93,14 @@ __all__ = [
     "estimated_costs",
     "expert_backward",
     "expert_forward",
+    "fragments",
     "grad",
+    "homes",
     "jit",
     "load_checkpoint",
     "local",
     "measured_costs",
+    "named_stages",
     "num_rows_of",
     "on_buckets",
     "pad_rows",

@@ -31,6 +31,7 @@ __all__ = [
     "is_ready",
     "propagated_shardings",
     "quick_launch",
+    "scopes_of",
     "user_frame",
 ]
 
@@ -192,6 +193,12 @@ def check_outputs(
     for effect, failed in error._pred.items():  # noqa: SLF001 - as above
         payload = jax.tree.leaves(error._payload[effect])  # noqa: SLF001 - as above
         yield failed, error._code[effect], payload, messages  # noqa: SLF001 - as above
+
+
+def scopes_of(eqn: Any) -> tuple[str, ...]:
+    """Return the names of `jax.named_scope`s that an equation is in, outermost first."""
+    stack = eqn.source_info.name_stack.stack
+    return tuple(e.name for e in stack if isinstance(e, source_info_util.Scope))
 
 
 def user_frame(traceback: Any) -> tuple[str, int, str] | None:

@@ -1,15 +1,18 @@
-"""Gradients of programs on a cluster: a model over two islands, trained."""
+"""Gradients of programs and of labelled models on a cluster of two islands."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
 from timelyml import ml
 from timelyml.errors import ComputationError, HandleError
+
+nnx = pytest.importorskip("flax.nnx", reason="flax is among the extra `dev`")
 
 FLOAT32 = 1e-5
 
@@ -112,6 +115,36 @@ def test_an_argument_that_changes_nothing_has_a_gradient_of_zeros(client, here):
     np.testing.assert_array_equal(none, np.zeros(3))
 
 
+def test_keys_complex_numbers_and_second_derivatives(here):
+    def drop(key, x):
+        return jnp.where(jax.random.bernoulli(key, 0.5, x.shape), x, 0)
+
+    def loss(x):
+        return jnp.sum(jnp.abs(jnp.sin(x)) ** 2)
+
+    def dot(a, b):
+        return jnp.real(jnp.sum(a * b))
+
+    on = [ml.jit(function, slice=here) for function in (drop, loss, dot)]
+
+    def model(drop, loss):
+        return lambda x, key: loss(drop(key, drop(key, x)))
+
+    program = ml.program(model(*on[:2]))
+
+    @ml.program
+    def along(x, key):
+        return on[2](ml.grad(program)(x, key), x)
+
+    x = np.linspace(0.2, 1, 8).reshape(4, 2)
+    x, key = np.complex64(x + 1j * x[::-1]), jax.random.key(3)
+    gradient = jax.grad(model(drop, loss))
+    close(ml.grad(program)(x, key), gradient(x, key))
+    real = np.float32(x.real)
+    second = jax.grad(lambda x: dot(gradient(x, key), x))(real)
+    close(ml.grad(along)(real, key), second)
+
+
 def test_custom_rules_with_callbacks_run_both_ways_and_fail_by_their_line(here):
     def solve(x):  # all within: what JAX makes of a custom rule does not pickle
         def root(x):
@@ -136,3 +169,80 @@ def test_custom_rules_with_callbacks_run_both_ways_and_fail_by_their_line(here):
     close(gradient(np.array([1, 4], np.float32)), [0.5, 0.25])
     with pytest.raises(ComputationError, match="negative"):
         np.asarray(gradient(np.array([1, -4], np.float32)))
+
+
+class Model(nnx.Module):
+    """Two labelled halves, and between them what goes where less has to move."""
+
+    def __init__(self, rngs):
+        self.embed = nnx.Linear(4, 8, rngs=rngs)
+        self.norm = nnx.LayerNorm(8, rngs=rngs)
+        self.narrow = nnx.Linear(8, 2, rngs=rngs)
+        self.out = nnx.Linear(2, 3, rngs=rngs)
+
+    def __call__(self, x):
+        with jax.named_scope("bottom"):
+            x = nnx.gelu(self.embed(x))
+        x = self.narrow(self.norm(x))
+        with jax.named_scope("top"):
+            return self.out(x)
+
+
+@pytest.fixture(scope="module")
+def labelled():
+    """The function of a model in nnx, its weights, and data."""
+    graph, weights = nnx.split(Model(nnx.Rngs(0)))
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(8, 4)), rng.normal(size=(8, 3))
+
+    def apply(weights, x):
+        return nnx.merge(graph, weights)(x)
+
+    return apply, weights, np.float32(x), np.float32(y)
+
+
+def test_a_labelled_model_of_nnx_has_the_gradients_of_the_whole(
+    client, here, there, labelled
+):
+    apply, weights, x, y = labelled
+
+    def loss_of(weights, x, y):
+        return jnp.mean((apply(weights, x) - y) ** 2)
+
+    model = ml.fragments(loss_of, {"bottom": here, "top": there})
+    leaves, tree = jax.tree.flatten(weights)
+    slices = jax.tree.leaves(ml.homes(model, weights, x, y)[0])
+    assert [each is there for each in slices].count(True) == 2  # `out` alone
+    placed = [
+        client.put(np.asarray(leaf), slice_.sharding())
+        for leaf, slice_ in zip(leaves, slices, strict=True)
+    ]
+    loss, gradients = ml.value_and_grad(model)(jax.tree.unflatten(tree, placed), x, y)
+    expected, theirs = jax.value_and_grad(loss_of)(weights, x, y)
+    close(loss, expected)
+    jax.tree.map(close, jax.tree.leaves(gradients), jax.tree.leaves(theirs))
+    on = [gradient.slice for gradient in jax.tree.leaves(gradients)]
+    assert on == slices
+
+
+def test_a_labelled_model_of_nnx_is_trained_as_a_pipeline(
+    client, here, there, labelled
+):
+    apply, weights, x, y = labelled
+    cut = ml.named_stages(apply, ("bottom", "top"), weights, x[:4])
+    pipe = ml.pipeline(
+        cut.stages, slices=[here, there], schedule="1f1b", num_microbatches=2
+    )
+
+    def loss_fn(y, target):
+        return ((y - target) ** 2).sum(), jnp.float32(y.size)
+
+    step = pipe.train_step(loss_fn, optax.sgd(0.1))
+    state = step.init(cut.params_of(jax.tree.map(np.asarray, weights)))
+    state, loss = step(state, x, y)
+    expected, gradients = jax.value_and_grad(
+        lambda weights: jnp.mean((apply(weights, x) - y) ** 2)
+    )(weights)
+    moved = jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradients)
+    close(loss, expected)
+    jax.tree.map(close, jax.tree.leaves(cut.join(state.params)), jax.tree.leaves(moved))

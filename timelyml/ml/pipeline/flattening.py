@@ -71,7 +71,9 @@ def num_products(eqns: Iterable[Any]) -> int:
     total = 0
     for eqn in eqns:
         total += eqn.primitive.name in _PRODUCTS
-        inner = sum(num_products(each.eqns) for each in _inner(eqn.params.values()))
+        inner = sum(
+            num_products(each.eqns) for each in inner_functions(eqn.params.values())
+        )
         total += inner * int(eqn.params.get("length", 1) or 1)
     return total
 
@@ -81,12 +83,13 @@ def evaluate(jaxpr: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
     return list(jaxpr_as_fun(jaxpr)(*arguments))
 
 
-def _inner(values: Iterable[Any]) -> Iterable[ClosedJaxpr | Jaxpr]:
+def inner_functions(values: Iterable[Any]) -> Iterable[ClosedJaxpr | Jaxpr]:
+    """Return the functions among the parameters of an equation."""
     for value in values:
         if isinstance(value, (ClosedJaxpr, Jaxpr)):
             yield value
         elif isinstance(value, tuple):
-            yield from _inner(value)
+            yield from inner_functions(value)
 
 
 def _evaluate(jaxpr: ClosedJaxpr, *arguments: Any) -> list[Any]:
@@ -112,11 +115,11 @@ def _apply(jaxpr: Jaxpr, eqn: Any, arguments: list[Any]) -> Sequence[Any]:
             called = ClosedJaxpr(called, ())
         return _evaluate(called, *arguments)
     if name == "scan" and eqn.params["length"] <= MAX_UNROLLED:
-        return _unrolled(eqn.params, arguments)
-    return _alone(jaxpr, eqn, arguments)
+        return unrolled(eqn.params, arguments, _evaluate)
+    return alone(jaxpr, eqn, arguments)
 
 
-def _alone(jaxpr: Jaxpr, eqn: Any, arguments: list[Any]) -> list[Any]:
+def alone(jaxpr: Jaxpr, eqn: Any, arguments: Sequence[Any]) -> list[Any]:
     """Run one equation, under the settings that it was traced with."""
     places = [i for i, v in enumerate(eqn.invars) if not isinstance(v, Literal)]
     first = {eqn.invars[i]: i for i in reversed(places)}  # a variable may come twice
@@ -134,8 +137,10 @@ def _alone(jaxpr: Jaxpr, eqn: Any, arguments: list[Any]) -> list[Any]:
     return [None if isinstance(v, DropVar) else next(results) for v in eqn.outvars]
 
 
-def _unrolled(params: dict[str, Any], arguments: list[Any]) -> list[Any]:
-    """Run the body of a `scan` once for each iteration."""
+def unrolled(
+    params: dict[str, Any], arguments: list[Any], run: Callable[..., list[Any]]
+) -> list[Any]:
+    """Run the body of a `scan` once for each iteration, by `run(body, *arguments)`."""
     num_consts, num_carry = params["num_consts"], params["num_carry"]
     length, body = params["length"], params["jaxpr"]
     consts = arguments[:num_consts]
@@ -145,7 +150,7 @@ def _unrolled(params: dict[str, Any], arguments: list[Any]) -> list[Any]:
     order = range(length - 1, -1, -1) if params["reverse"] else range(length)
     for index in order:
         here = [jax.lax.index_in_dim(each, index, keepdims=False) for each in stacked]
-        results = _evaluate(body, *consts, *carry, *here)
+        results = run(body, *consts, *carry, *here)
         carry, rows[index] = results[:num_carry], results[num_carry:]
     if not length:
         avals = body.out_avals[num_carry:]
