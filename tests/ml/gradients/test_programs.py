@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -19,8 +20,10 @@ from jax.sharding import PartitionSpec as P
 from tests.ml.functions.fakes import Client, Slice, Value
 from timelyml import ml
 from timelyml.errors import ConfigError, HandleError, TraceError
-from timelyml.ml.functions import jit, type_of
-from timelyml.ml.programs import Call, program
+from timelyml.ml.functions import jit, recording, type_of
+from timelyml.ml.gradients.planning import plan
+from timelyml.ml.gradients.tape import Tape
+from timelyml.ml.programs import Call, Ref, Route, Transfer, program
 from timelyml.runtime.environment import worker_environment
 
 ROOT = Path(__file__).parents[3]
@@ -333,6 +336,18 @@ def test_a_function_without_a_derivative_is_refused_with_the_users_line(slices, 
     with pytest.raises(TraceError, match=r"halve.*Reverse-mode") as caught:
         ml.grad(program(lambda x: loss(halved(x)))).program(X)
     assert "loss(halved(x))" in caught.value.where
+
+
+def test_a_program_of_more_than_calls_is_refused(loss):
+    tape = Tape("f")
+    x = tape.argument(X, "x")
+    with recording(tape):
+        result = loss(x)
+    recorded = tape.program([result], is_fusible=False)
+    moved = Transfer(Ref(0), recorded.value(Ref(0)), Route.PUT)
+    more = replace(recorded, nodes=(*recorded.nodes, moved))
+    with pytest.raises(TraceError, match="program 'f' has no gradient; got a transfer"):
+        plan(tape, more, Ref(1), [Ref(0)], keeps=True)
 
 
 def test_sharded_functions_keep_their_shardings(slices):

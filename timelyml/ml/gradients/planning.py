@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
+from timelyml.errors import TraceError
 from timelyml.ml.functions import ArrayType
 from timelyml.ml.functions.types import dtype_named
 from timelyml.ml.gradients.derivatives import Derivative
 from timelyml.ml.gradients.tape import Tape
-from timelyml.ml.programs import Program, Ref
+from timelyml.ml.programs import Arg, Constant, Program, Ref
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,18 @@ def plan(
         loss: The scalar that is differentiated.
         wrt: What gradients are wanted of.
         keeps: Keep residuals; else functions are computed again.
+
+    Raises:
+        TraceError: There is more in the program than calls.
     """
+    for index, node in enumerate(program.nodes):
+        if index not in tape.calls and not isinstance(node, Arg | Constant):
+            raise TraceError(
+                f"program {program.name!r} has no gradient; got a "
+                f"{type(node).__name__.lower()} in it; expected calls of compiled "
+                f"functions alone; put what is decided by values into a function",
+                function=program.name,
+            )
     wanted, active = _active(tape, program, wrt)
     found: dict[int, Step] = {}
     used: set[Ref] = set()
