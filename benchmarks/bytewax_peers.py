@@ -107,7 +107,7 @@ def measure(
         engine: median(outcome.cpu_seconds for outcome in outcomes[engine])
         for engine in ENGINES
     }
-    cpu_ahead = cpu["bytewax"] / max(cpu["timelyml"], 0.01)
+    cpu_ahead = cpu["bytewax"] / cpu["timelyml"]
     report.add(f"{name}.bytewax", amount / theirs, unit)
     report.add(
         name,
