@@ -160,16 +160,14 @@ def test_nothing_is_recorded_before_it_is_settled() -> None:
     assert (ledger.net, ledger.num_calls) == ({(0, 99): 1}, 1)
 
 
-actions = st.lists(
-    st.tuples(
-        st.sampled_from(["mint", "clone", "delay", "down", "drop", "settle"]),
-        times(1, 3),
-    ),
-    max_size=40,
-)
+ACTIONS = st.sampled_from(["mint", "clone", "delay", "down", "drop", "settle"])
 
 
-@given(actions, st.randoms(use_true_random=False))
+def scripts(depth: int) -> st.SearchStrategy[list[tuple[str, Timestamp]]]:
+    return st.lists(st.tuples(ACTIONS, times(depth, 3)), max_size=40)
+
+
+@given(scripts(0) | scripts(1), st.randoms(use_true_random=False))
 def test_the_record_is_one_for_each_minimal_time_that_is_held(
     script: list[tuple[str, Timestamp]], random: object
 ) -> None:
@@ -198,4 +196,24 @@ def test_the_record_is_one_for_each_minimal_time_that_is_held(
         assert {(h.location, h.time) for h in table.holdings()} == {
             (0, capability.time) for capability in held
         }
+        assert table.covers(0, time) == any(less_equal(c.time, time) for c in held)
         assert sum(h.count for h in table.holdings()) == len(held)
+
+
+@pytest.mark.parametrize("times", [(0, 5), ((0, 0), (0, 5))])
+def test_what_is_held_and_released_again_and_again_leaves_nothing_behind(
+    times: tuple[Timestamp, Timestamp],
+) -> None:
+    ledger = Ledger()
+    table = CapabilityTable(ledger.record)
+    first, later = times
+    table.start(0, first, "root")
+
+    for _ in range(1000):
+        table.mint(0, later, "again").release()
+        table.settle()
+
+    place = table._places[0]
+    kept = [getattr(place, name) for name in place.__slots__ if name != "_minimal"]
+    assert max(len(each) for each in kept if hasattr(each, "__len__")) < 100
+    assert ledger.counts == {}

@@ -41,5 +41,5 @@ def test_memory_is_that_of_the_keys_that_did_not_cancel() -> None:
         batch.update(index % 5, 1)
         batch.update(5 + index, 1)
         batch.update(5 + index, -1)
-        assert len(batch._counts) <= 5
+        assert len(batch.counts) <= 5
     assert batch.items() == [(key, 2_000) for key in range(5)]

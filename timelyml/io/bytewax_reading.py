@@ -38,12 +38,13 @@ class EpochRule:
 
 @dataclass(slots=True)
 class _Open:
-    """One partition that is being read."""
+    """One partition that is being read, and its methods, which are called often."""
 
     key: str
-    partition: SourcePartition
     position: Position
-    due: float
+    next_batch: Callable[[], Iterable[Any]]
+    next_awake: Callable[[], datetime | None] | None
+    due: float = 0.0
     wait_s: float = SHORTEST_WAIT_S
 
 
@@ -94,7 +95,8 @@ class ShardReader(Live):
 
     def open(self, key: str, partition: SourcePartition, position: Position) -> None:
         """Read a partition from now on."""
-        opened = _Open(key, partition, position, due=0.0)
+        next_awake = getattr(partition, "next_awake", None)
+        opened = _Open(key, position, partition.next_batch, next_awake)
         self._set_due(opened, self._epoch.began, had_items=True)
         position.follow(partition)
         self._open.append(opened)
@@ -141,7 +143,8 @@ class ShardReader(Live):
 
     def _ask(self, shard: Shard, opened: _Open, now: float) -> None:
         try:
-            payload = _payload_of(opened.partition.next_batch())
+            batch = opened.next_batch()
+            payload = batch if type(batch) is list else _payload_of(batch)
         except StopIteration:
             opened.position.settle(self._what(opened))
             self._open.remove(opened)
@@ -167,28 +170,29 @@ class ShardReader(Live):
         else:
             wait_s = opened.wait_s
             opened.wait_s = min(2 * wait_s, LONGEST_WAIT_S)
-        ask = getattr(opened.partition, "next_awake", None)
-        if ask is not None:
+        if opened.next_awake is not None:
             try:
-                awake = ask()
+                awake = opened.next_awake()
                 if awake is not None:
-                    least_s = 0.0 if had_items else SHORTEST_WAIT_S
-                    wait_s = max(self._seconds_until(awake), least_s)
+                    wait_s = 0.0 if had_items else SHORTEST_WAIT_S
+                    # One that has been spares a look at the clock, and 1 us.
+                    if awake > self._looked_at:
+                        wait_s = max(self._seconds_until(awake), wait_s)
             except Exception as error:
                 error.add_note(f"while {self._what(opened)} was asked when it is due")
                 raise
         opened.due = now + wait_s
 
     def _seconds_until(self, awake: datetime) -> float:
-        """How long it is until then; 0 if it has been."""
-        if awake <= self._looked_at:  # spares a look at the clock, and 1 us
-            return 0.0
+        """How long it is until then; below 0 if it has been."""
         self._looked_at = datetime.now(UTC)
         return (awake - self._looked_at).total_seconds()
 
     def _next_due(self, now: float) -> _Open | None:
         """Choose the next partition in turn whose time has come."""
         count = len(self._open)
+        if count == 1:
+            return self._open[0] if self._open[0].due <= now else None
         for step in range(count):
             index = (self._turn + step) % count
             if self._open[index].due <= now:

@@ -51,7 +51,7 @@ class Completion:
 
     def is_due(self, shard: int, time: Timestamp, ports: Ports) -> bool:
         """Whether a notification by these ports may come, if none goes before it."""
-        at_time, before = self._waits_of(ports)
+        at_time, before = self._waits.get(ports) or self._waits_of(ports)
         if not self.is_complete(shard, time, at_time):
             return False
         return not before or all(
@@ -65,10 +65,9 @@ class Completion:
 
     def _waits_of(self, ports: Ports) -> tuple[Ports, Ports]:
         """Return the ports to be complete at the time, and at all earlier ones."""
-        waits = self._waits.get(ports)
-        if waits is None:
-            waits = self._waits[ports] = self._find_waits(ports)
-        return waits
+        if ports not in self._waits:
+            self._waits[ports] = self._find_waits(ports)
+        return self._waits[ports]
 
     def _find_waits(self, ports: Ports) -> tuple[Ports, Ports]:
         logic = self._logic

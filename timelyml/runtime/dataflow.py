@@ -19,7 +19,7 @@ from timelyml.graph import ChannelSpec, Graph
 from timelyml.progress import CapabilityTable, ProgressBatch, Timestamp, Tracker
 from timelyml.runtime.agenda import in_graph_order
 from timelyml.runtime.build import build_instances, initial_counts
-from timelyml.runtime.channels import Arrival, Outbox, OutChannel
+from timelyml.runtime.channels import Arrival, Outbox, OutChannel, new_tuple
 from timelyml.runtime.config import INPUT_KIND, RunConfig
 from timelyml.runtime.epochs import EpochGate
 from timelyml.runtime.event_log import EventLog, Sender
@@ -104,9 +104,10 @@ class Dataflow:
             for port in range(spec.num_inputs)
         }
         self._senders = [channel.source.operator for channel in graph.channels]
-        self._targets = [channel.target for channel in graph.channels]
+        targets = [channel.target for channel in graph.channels]
+        self._receivers = [(self.instances[at.operator], at.port) for at in targets]
         self._target_locations = [
-            graph.location_of_input(at.operator, at.port) for at in self._targets
+            graph.location_of_input(at.operator, at.port) for at in targets
         ]
         self._gate = EpochGate(graph, self.tracker, config.max_epochs_ahead)
         self.spills = {
@@ -291,9 +292,8 @@ class Dataflow:
         """Return what activates a shard from any thread."""
         return self._wakes.waker(operator, shard)
 
-    def can_start_epoch(self, operator: int, epoch: int) -> bool:
+    def can_start_epoch(self, operator: int, shard: int, epoch: int) -> bool:
         """Whether a source may open `epoch`; if not, it is activated later."""
-        shard = self.instances[operator].current[0]
         return self._gate.may_open(operator, shard, epoch)
 
     def emit(self, operator: int, shard: int, tag: str, body: Any) -> None:
@@ -384,16 +384,14 @@ class Dataflow:
 
     def _deliver(self, channel: int, peer: int, time: Timestamp, part: Part) -> None:
         """Queue one part that arrived, or that this worker sent to itself."""
-        target = self._targets[channel]
-        instance = self.instances[target.operator]
+        instance, port = self._receivers[channel]
         if part.target_shard >= 0 and part.target_shard not in instance.shards:
             raise misdirected(instance, part.target_shard)
         if self.log is not None:
             self.log.delivered(channel, peer, part)
-        arrival = Arrival(channel, target.port, peer, time, part)
-        spill = self.spills.get(channel)
-        if spill is None:
-            instance.queue.append(arrival)
+        arrival = new_tuple(Arrival, (channel, port, peer, time, part))
+        if channel in self.spills:
+            self.spills[channel].push(arrival, part.size_bytes)
         else:
-            spill.push(arrival, part.size_bytes)
-        self._active.add(target.operator)
+            instance.queue.append(arrival)
+        self._active.add(instance.index)

@@ -54,6 +54,8 @@ class EpochGate:
     def frontiers_moved(self) -> set[tuple[int, int]]:
         """Return the (operator, shard) that wait, which may ask again now."""
         self._oldest.clear()
+        if not self._waiters:
+            return set()
         waiters, self._waiters = self._waiters, set()
         return waiters
 

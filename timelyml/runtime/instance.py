@@ -20,7 +20,12 @@ from timelyml.progress import (
     Timestamp,
     Tracker,
 )
-from timelyml.runtime.channels import ALL_LOCAL_SHARDS, Arrival, OutChannel
+from timelyml.runtime.channels import (
+    ALL_LOCAL_SHARDS,
+    Arrival,
+    OutChannel,
+    new_tuple,
+)
 from timelyml.runtime.completion import Completion
 from timelyml.runtime.dense import DenseInput
 from timelyml.runtime.notifications import Notification
@@ -69,7 +74,13 @@ class OperatorInstance:
         self.spilled: list[Any] = []  # queues of channels inside cycles
         self.metrics: dict[str, float] = dict.fromkeys(METRIC_NAMES, 0)
         self.current: tuple[int, Timestamp | None] = (-1, None)  # for error reports
+        self._on_batch = logic.on_batch
         self._dense = dense_inputs  # by port: channel -> counter
+        self._counters = [
+            (port, counter)
+            for port, counters in enumerate(dense_inputs)
+            for counter in counters.values()
+        ]
         self._frontiers = [tracker.frontier(loc) for loc in input_locations]
         self._all_ports = tuple(range(spec.num_inputs))
         self._turn = turn
@@ -100,12 +111,11 @@ class OperatorInstance:
 
     def frontier_moved(self) -> bool:
         """Note that the frontier of an input port moved; True if it has to run for it."""
-        for port, counters in enumerate(self._dense):
-            for counter in counters.values():
-                frontier = self._frontiers[port]
-                counter.forget_passed(
-                    [t for t in counter.open_times() if not frontier.less_equal(t)]
-                )
+        for port, counter in self._counters:
+            frontier = self._frontiers[port]
+            counter.forget_passed(
+                [t for t in counter.open_times() if not frontier.less_equal(t)]
+            )
         if self.logic.on_frontier is None and not self.num_pending:
             return False
         self._frontier_moved = True
@@ -140,11 +150,15 @@ class OperatorInstance:
         """Do this operator's share of a turn; True if it has to run again."""
         if self._waits or self._turn.is_blocked(self.index):
             return False  # an activation or a refund of credit lets it go on
-        must_stop = self._turn.must_stop
+        must_stop, queue, index = self._turn.must_stop, self.queue, self.index
         for _ in range(MAX_STEPS):
-            if not self._run_one() or self._waits:
+            if queue and self._steps is None and not self._messages:
+                self._consume(queue.popleft())  # most often, so without a call
+            elif not self._run_one():
                 return False
-            if must_stop(self.index):
+            if self._waits:
+                return False
+            if must_stop(index):
                 return True
         return True
 
@@ -191,18 +205,16 @@ class OperatorInstance:
         Most callbacks are over when they return: that takes no generator, which is
         1 us less for each block.
         """
-        part = arrival.part
+        _, port, _, time, part = arrival
+        source_shard, index, weight, _, _, payload = part
         self._turn.left_queue(arrival)
-        self.received = part.payload
-        port = arrival.port
-        delivery = Delivery(
-            port, arrival.time, part.payload, part.weight, part.source_shard
-        )
-        if part.target_shard == ALL_LOCAL_SHARDS:
+        self.received = payload
+        delivery = new_tuple(Delivery, (port, time, payload, weight, source_shard))
+        if index == ALL_LOCAL_SHARDS:
             self._begin(self._hand_to_all(arrival, delivery))
             return
-        shard = self.shards[part.target_shard]
-        steps = self._hand(shard, arrival, delivery)
+        shard = self.shards[index]
+        steps = self._hand(shard, delivery)
         if steps is not None:
             self._begin(self._go_on(shard, arrival, steps))
             return
@@ -211,11 +223,15 @@ class OperatorInstance:
         self._consumed(arrival)
         self._rights.end()
 
-    def _hand(self, shard: Shard, arrival: Arrival, delivery: Delivery) -> Steps:
-        self._rights.begin(arrival.port, arrival.time)
-        self.current = (shard.index, arrival.time)
-        on_batch = self.logic.on_batch
-        return None if on_batch is None else self._checked(on_batch(shard, delivery))
+    def _hand(self, shard: Shard, delivery: Delivery) -> Steps:
+        time = delivery.time
+        self._rights.begin(delivery.port, time)
+        self.current = (shard.index, time)
+        on_batch = self._on_batch
+        if on_batch is None:
+            return None
+        steps = on_batch(shard, delivery)
+        return steps if steps is None else self._checked(steps)
 
     def _go_on(
         self, shard: Shard, arrival: Arrival, steps: Iterator[Wait | None]
@@ -228,7 +244,7 @@ class OperatorInstance:
         self, arrival: Arrival, delivery: Delivery
     ) -> Iterator[Wait | None]:
         for shard in self.shards.values():
-            yield from self._hand(shard, arrival, delivery) or ()
+            yield from self._hand(shard, delivery) or ()
             self._heard(shard, arrival)
         self._consumed(arrival)
 
@@ -261,9 +277,9 @@ class OperatorInstance:
         self.metrics["notifications"] += 1
         on_notify = self.logic.on_notify
         if on_notify is not None:
-            steps = self._checked(on_notify(shard, notification.time))
+            steps = on_notify(shard, notification.time)
             if steps is not None:
-                self._begin(self._go_on_notified(notification, steps))
+                self._begin(self._go_on_notified(notification, self._checked(steps)))
                 return
         self._delivered(notification)
         self._rights.end()
@@ -278,8 +294,8 @@ class OperatorInstance:
         for capability in notification.capabilities:
             capability.release()
 
-    def _checked(self, steps: Steps) -> Steps:
-        if steps is not None and not isinstance(steps, Iterator):
+    def _checked(self, steps: Iterator[Wait | None]) -> Iterator[Wait | None]:
+        if not isinstance(steps, Iterator):
             raise _wrong_step(self.name, "returned", steps)
         return steps
 
@@ -332,9 +348,9 @@ class OperatorInstance:
         """Return what activates a shard from any thread."""
         return self._turn.waker(self.index, shard)
 
-    def can_start_epoch(self, epoch: int) -> bool:
+    def can_start_epoch(self, shard: int, epoch: int) -> bool:
         """Whether the epoch credit allows `epoch` to be opened."""
-        return self._turn.can_start_epoch(self.index, epoch)
+        return self._turn.can_start_epoch(self.index, shard, epoch)
 
     def may_go_on(self) -> bool:
         """Whether the turn is not over, and no output waits for credit."""

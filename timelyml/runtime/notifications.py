@@ -38,7 +38,7 @@ class Notification:
     ports: Ports
     via_port: int = field(compare=False)
     capabilities: list[Capability] = field(compare=False)
-    asked: set[tuple[int, Ports | None]] = field(compare=False, default_factory=set)
+    asked: tuple[tuple[int, Ports | None], ...] = field(compare=False, default=())
 
 
 class NotificationQueue:
@@ -73,6 +73,11 @@ class NotificationQueue:
                 be complete for one shard alone, and before an earlier time.
         """
         time, ports = notification.time, notification.ports
+        queue = self._queues.get(ports)
+        if queue is not None and not is_dense:  # one more of what is there: most are
+            self._pending[notification.shard, time, ports] = notification
+            queue.add(notification)
+            return
         is_uniform = self._in_order and self._shards is None
         if is_uniform and (is_dense or self._is_by_shard(time, ports)):
             self._order_by_shard()

@@ -52,19 +52,20 @@ class Requests:
         wanted = self._all_ports if ports is None else ports
         rights = self._rights
         via = rights.via_port
-        rights.check(time)
+        is_as_is = outputs is None and rights.is_processed_as_is(time)
+        if not is_as_is:
+            rights.check(time)
         pending = self.notifications.find(shard, time, wanted)
         if pending is not None:
             if (via, outputs) not in pending.asked:
                 self._add_to(pending, time, outputs)
             return
-        pending = Notification(time, shard, wanted, max(via, BY_CAPABILITY), [])
-        if outputs is None and rights.is_processed_as_is(time):
-            site = self._site(shard)
-            for output in self._all_outputs:
-                pending.capabilities.append(rights.mint(output, time, site))
-            pending.asked.add((via, outputs))
+        if is_as_is:
+            site = self._sites.get(shard) or self._site(shard)
+            held = [rights.mint(output, time, site) for output in self._all_outputs]
+            pending = Notification(time, shard, wanted, via, held, ((via, None),))
         else:
+            pending = Notification(time, shard, wanted, max(via, BY_CAPABILITY), [])
             self._add_to(pending, time, outputs)
         self.wait_for(pending)
 
@@ -86,7 +87,7 @@ class Requests:
             for output, held_at in rights.kept_open(time, outputs)
             if not any(rights.is_at(c, output, held_at) for c in held)
         ]
-        pending.asked.add((rights.via_port, outputs))
+        pending.asked += ((rights.via_port, outputs),)
 
     def _hold(
         self, output: int, held_at: Timestamp, shard: int, time: Timestamp

@@ -73,9 +73,9 @@ class Rights:
         self.via_port = BY_CAPABILITY
 
     def is_processed_as_is(self, time: Timestamp) -> bool:
-        """Whether a delivery at `time` runs, and every output may send just there."""
+        """Whether a delivery at this very `time` runs, where every output may send."""
         port = self.via_port
-        return port >= 0 and time == self._time and self._keeps_time[port]
+        return time is self._time and port >= 0 and self._keeps_time[port]
 
     def may_send(self, output: int, time: Timestamp) -> bool:
         """Whether the callback being run, or a held capability, justifies it.
@@ -83,8 +83,12 @@ class Rights:
         Raises:
             TimeError: It is no timestamp of the operator's scope.
         """
-        self.check(time)
         port = self.via_port
+        # Most send at the time that they were given: 0.6 us less.
+        if time is self._time and port >= 0 and self._keeps_time[port]:
+            return True
+        if self._depth or type(time) is not int or time >= TIME_LIMIT:
+            self.check(time)
         if port >= 0 and any(
             _leads_to(summary, self._time, time)
             for summary in self._spec.summaries[port][output]

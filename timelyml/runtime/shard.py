@@ -28,7 +28,7 @@ class Host(Protocol):
     worker_index: int
     num_workers: int
     notified_ports: tuple[int, ...]
-    received: Any  # the payload of the delivery being processed
+    received: Any  # payload of the delivery being processed, sealed by its sender
     now: Callable[[], float]  # the worker's clock
     metrics: dict[str, float]  # figures of the operator on this worker
     may_send: Callable[[int, Timestamp], bool]  # whether anything justifies it
@@ -63,7 +63,7 @@ class Host(Protocol):
     def waker(self, shard: int) -> Callable[[], None]:
         """Return what activates a shard from any thread."""
 
-    def can_start_epoch(self, epoch: int) -> bool:
+    def can_start_epoch(self, shard: int, epoch: int) -> bool:
         """Whether the epoch credit allows `epoch` to be opened."""
 
     def may_go_on(self) -> bool:
@@ -109,14 +109,16 @@ class Output:
             PayloadError: The payload is neither records nor columns.
             RoutingError: A destination lies outside the receiving shards.
         """
-        if not self._host.may_send(self._index, time):
+        host = self._host
+        if not host.may_send(self._index, time):
             raise self._refusal(time)
-        sealed = self._sealed(payload)
+        if payload is not host.received:
+            payload = _sealed(payload)
         try:
             for channel in self._channels:
-                channel.push(self._shard, time, sealed, is_last=is_last)
+                channel.push(self._shard, time, payload, is_last=is_last)
         except BaseException:
-            self._host.blame(self._shard, time)
+            host.blame(self._shard, time)
             raise
 
     def send_to(self, time: Timestamp, shard: int, payload: Any) -> None:
@@ -128,15 +130,18 @@ class Output:
             CapabilityError: Nothing justifies a send at `time`.
             RoutingError: The receiver has no such shard, or no edge is direct.
         """
-        if not self._host.may_send(self._index, time):
+        host = self._host
+        if not host.may_send(self._index, time):
             raise self._refusal(time)
-        self._check_direct()
-        sealed = self._sealed(payload)
+        if not self._is_heeded:
+            raise self._unheeded()
+        if payload is not host.received:
+            payload = _sealed(payload)
         try:
             for channel in self._channels:
-                channel.push(self._shard, time, sealed, is_last=True, target=shard)
+                channel.push(self._shard, time, payload, is_last=True, target=shard)
         except BaseException:
-            self._host.blame(self._shard, time)
+            host.blame(self._shard, time)
             raise
 
     def send_rows(
@@ -165,16 +170,19 @@ class Output:
             RoutingError: The receiver has no such shard, there is not one destination
                 for each row, or no edge is direct.
         """
-        if not self._host.may_send(self._index, time):
+        host = self._host
+        if not host.may_send(self._index, time):
             raise self._refusal(time)
-        self._check_direct()
-        sealed = self._sealed(payload)
+        if not self._is_heeded:
+            raise self._unheeded()
+        if payload is not host.received:
+            payload = _sealed(payload)
         shards = np.asarray(destinations)
         try:
             for channel in self._channels:
-                channel.push(self._shard, time, sealed, is_last=is_last, target=shards)
+                channel.push(self._shard, time, payload, is_last=is_last, target=shards)
         except BaseException:
-            self._host.blame(self._shard, time)
+            host.blame(self._shard, time)
             raise
 
     @property
@@ -185,11 +193,6 @@ class Output:
         """
         counts = [channel.num_direct_shards for channel in self._channels]
         return min(filter(None, counts), default=self._host.num_shards)
-
-    def _sealed(self, payload: Any) -> Any:
-        if payload is self._host.received:  # sealed by its sender: 20 ns a record less
-            return payload
-        return seal(payload if type(payload) is list else as_payload(payload))
 
     def _refusal(self, time: Timestamp) -> CapabilityError:
         msg = (
@@ -202,15 +205,14 @@ class Output:
             msg, operator=self._host.name, shard=self._shard, time=time
         )
 
-    def _check_direct(self) -> None:
-        if not self._is_heeded:
-            pacts = [each.spec.pact.describe() for each in self._channels]
-            msg = (
-                f"operator {self._host.name!r} names shards on output {self._index}, "
-                f"but nobody heeds them; got readers by {', '.join(pacts)}; expected a "
-                "direct edge; read the stream through direct()"
-            )
-            raise RoutingError(msg, operator=self._host.name, output=self._index)
+    def _unheeded(self) -> RoutingError:
+        pacts = [each.spec.pact.describe() for each in self._channels]
+        msg = (
+            f"operator {self._host.name!r} names shards on output {self._index}, "
+            f"but nobody heeds them; got readers by {', '.join(pacts)}; expected a "
+            "direct edge; read the stream through direct()"
+        )
+        return RoutingError(msg, operator=self._host.name, output=self._index)
 
 
 class Shard:
@@ -360,7 +362,7 @@ class Shard:
         At most `max_epochs_ahead` epochs may be open; where the answer is no,
         `on_activate` runs again when it may have changed.
         """
-        return self._host.can_start_epoch(epoch)
+        return self._host.can_start_epoch(self.index, epoch)
 
     def may_go_on(self) -> bool:
         """Whether a callback that could return may as well do more.
@@ -385,6 +387,10 @@ class Shard:
     def emit(self, tag: str, body: Any) -> None:
         """Send a message to the driver, e.g. a collected batch."""
         self._host.emit(self.index, tag, body)
+
+
+def _sealed(payload: Any) -> Any:
+    return seal(payload if type(payload) is list else as_payload(payload))
 
 
 def _call_site() -> str:

@@ -35,7 +35,7 @@ class Turn(Protocol):
     def waker(self, operator: int, shard: int) -> Callable[[], None]:
         """Return what activates a shard from any thread."""
 
-    def can_start_epoch(self, operator: int, epoch: int) -> bool:
+    def can_start_epoch(self, operator: int, shard: int, epoch: int) -> bool:
         """Whether the epoch credit allows a source to open `epoch`."""
 
     def emit(self, operator: int, shard: int, tag: str, body: Any) -> None:
