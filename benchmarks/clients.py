@@ -10,6 +10,7 @@ longer the same calls take from several clients than from one.
 from __future__ import annotations
 
 import argparse
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -28,6 +29,9 @@ CLIENTS = (1, 2, 4, 8, 16)
 MAX_SWITCHING = 1.05
 MIN_UTILISATION = 0.95
 
+SWITCH_S = 1e-4
+"""After so long a thread lets others run: clients are threads here, not processes."""
+
 
 def main(argv: Sequence[str]) -> int:
     """Measure, and print a table or one JSON object."""
@@ -37,6 +41,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, default=0.5, help="of each figure")
     parser.add_argument("--clients", type=int, nargs="+", default=CLIENTS)
     options = parser.parse_args(argv)
+    sys.setswitchinterval(SWITCH_S)
     table = Report("Calls of several clients on one paced device")
     times_s = {f"step{number}": each / 1e3 for number, each in enumerate(TIMES_MS)}
     plain = PlainLaunches(times_s)

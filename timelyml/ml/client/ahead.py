@@ -32,12 +32,14 @@ from timelyml.ml.programs import Call as CallNode
 MAX_CALLS = 16
 """That travel together: as many as hosts launch without a look at anything else."""
 
+BATCH_S = 4e-3
+"""How long these may take together; whoever waits for one waits for all of them."""
+
 MIN_UNDER_WAY = 16
 """Calls that keep devices busy while others are collected."""
 
-MAX_PACE_S = 1e-3
-"""Calls that take longer go alone: what they cost is little to that, and whoever waits
-for one would wait for those that travel with it."""
+MAX_PACE_S = BATCH_S / 2
+"""Calls that take longer go alone; what they cost is little to that."""
 
 SMALL_BYTES = 1 << 16
 """Of all arguments and results; larger ones may have to be spilled one by one."""
@@ -59,6 +61,7 @@ class _Batch:
     """Calls that were collected, all on one slice.
 
     Attributes:
+        most: How many calls it may become.
         calls: Of each, the computation and where its operands come from.
         inputs: Handles that come from outside, each once.
         results: Of each call, its handles; whoever wants them holds them.
@@ -67,6 +70,7 @@ class _Batch:
     """
 
     slice: Slice
+    most: int
     calls: list[tuple[Computation, tuple[_Operand, ...]]] = field(default_factory=list)
     inputs: dict[int, Handle] = field(default_factory=dict)
     results: list[list[weakref.ref[Handle]]] = field(default_factory=list)
@@ -174,11 +178,11 @@ class Ahead:
             batch = self._batch
             # What is full goes only now: by this time `x` of `x = f(x)` is let go of.
             if batch is not None and (
-                batch.slice is not slice_ or len(batch.calls) >= MAX_CALLS
+                batch.slice is not slice_ or len(batch.calls) >= batch.most
             ):
                 self._send()
             if self._batch is None:
-                self._batch = _Batch(slice_)
+                self._batch = _Batch(slice_, _most_at(self._inbox.pace_s))
                 self._ring()
             self._batch.add(computation, operands, results)
 
@@ -306,6 +310,18 @@ class Ahead:
             self._thread.start()
         if self._bell.empty():
             self._bell.put(True)
+
+
+def _most_at(pace_s: float) -> int:
+    """Return how many calls may travel together; few numbers, so that they come again.
+
+    >>> _most_at(60e-6), _most_at(1.2e-3)
+    (16, 2)
+    """
+    most = MAX_CALLS
+    while most > 2 and most * pace_s > BATCH_S:
+        most //= 2
+    return most
 
 
 def _may_travel(call: TracedCall) -> bool:

@@ -57,8 +57,8 @@ class Executable:
         in_shardings: What arguments have to lie in.
         out_shardings: What results will lie in.
         memory: What it needs on each device.
-        quick: Launches it in half the time, of arguments that lie as it wants them and
-            are not donated; None where a launch is more than that.
+        quick: What launches it in half the time, of arguments that lie as it wants them
+            and are not donated (`jax_private.quick_launch`); None where a launch is more.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Executable:
         self._compiled = compiled
         self._checks = checks
         self._launches = launches  # under way, if callbacks can fail them
-        self.quick: Callable[[list[jax.Array]], list[jax.Array]] | None = None
+        self.quick: tuple[Callable[[list[jax.Array]], Any], Any] | None = None
         if not (
             computation.donated or computation.has_effects or _has_keys(computation)
         ):

@@ -23,7 +23,7 @@ class Loaded(Protocol):
         quick: As of `Executable`.
     """
 
-    quick: Callable[[list[jax.Array]], list[jax.Array]] | None
+    quick: tuple[Callable[[list[jax.Array]], Any], Any] | None
 
     @property
     def computation(self) -> Computation:

@@ -67,7 +67,7 @@ class PacedExecutable:
         free_ns: When each device is free; shared by all that is launched there.
     """
 
-    quick: Callable[[list[jax.Array]], list[jax.Array]] | None = None
+    quick: tuple[Callable[[list[jax.Array]], Any], Any] | None = None
     memory = MemoryNeeds(0, 0, 0, 0)
 
     def __init__(

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from timelyml.ml.hosts.boxes import Box
 from timelyml.ml.programs import Launch, Move, Piece, Receive, Send, Slot
@@ -90,6 +90,7 @@ class Plan:
         senders: By the move that arrives here, the hosts that pieces come from.
         own_outputs: The outputs that lie on this host.
         num_users: How many blocks use each slot that is used by several.
+        quick: Of blocks that were launched, what launches each step quickly, if so.
     """
 
     program: HostProgram
@@ -99,6 +100,7 @@ class Plan:
     senders: Mapping[int, frozenset[int]]
     own_outputs: tuple[int, ...]
     num_users: Mapping[Slot, int]
+    quick: dict[int, list[Any]] = field(default_factory=dict)
 
 
 def plan_for(program: HostProgram, host: int) -> Plan:

@@ -125,8 +125,12 @@ class Runs:
         exports: list[tuple[Buffer, Export]] = []
         named: list[int] = []
         started_ns = time.monotonic_ns()
-        for step, is_inner in zip(block.steps, block.inner, strict=True):
-            if is_inner and self._launch_quickly(state, step):
+        quick = state.plan.quick.get(block.number)
+        if quick is None:
+            quick = state.plan.quick[block.number] = self._quick_of(block)
+        slots, errors = state.slots, state.errors
+        for step, each in zip(block.steps, quick, strict=True):
+            if each is not None and not errors and _launch_quickly(slots, step, *each):
                 continue
             failure = self._launch(state, step, started)
             if failure is not None:
@@ -206,20 +210,13 @@ class Runs:
         if buffer.error is not None:
             state.errors[slot] = buffer.error
 
-    def _launch_quickly(self, state: _State, step: Step) -> bool:
-        """Launch what nobody looks at in between; False to have it launched with care."""
-        code, slots = self._code[step.code], state.slots
-        if state.errors or isinstance(code, bytes) or code.quick is None:
-            return False
-        try:
-            outputs = code.quick([slots[slot] for slot in step.operands])
-        except Exception:  # noqa: BLE001 - it is tried again, and said what it was
-            return False
-        for slot, array in zip(step.outputs, outputs, strict=True):
-            slots[slot] = array
-        for slot in step.freed:
-            slots[slot] = None
-        return True
+    def _quick_of(self, block: PlannedBlock) -> list[Any]:
+        """Return what launches each step that nobody looks at in between, else None."""
+        codes = [self._code[step.code] for step in block.steps]
+        return [
+            code.quick if is_inner and not isinstance(code, bytes) else None
+            for code, is_inner in zip(codes, block.inner, strict=True)
+        ]
 
     def _launch(
         self, state: _State, step: Step, started: list[Started]
@@ -288,6 +285,22 @@ class Runs:
         state.blocks_left.discard(block.number)
         if not state.blocks_left:
             del self._states[state.run.name]
+
+
+def _launch_quickly(
+    slots: list[Any], step: Step, execute: Callable[..., Any], handlers: Any
+) -> bool:
+    """Launch what nobody looks at in between; False to have it launched with care."""
+    try:
+        outputs = execute([slots[slot] for slot in step.operands])
+        outputs = outputs.consume_with_handlers(handlers)
+    except Exception:  # noqa: BLE001 - it is tried again, and said what it was
+        return False
+    for slot, array in zip(step.outputs, outputs, strict=True):
+        slots[slot] = array
+    for slot in step.freed:
+        slots[slot] = None
+    return True
 
 
 def copy_of(array: Any) -> jax.Array:
