@@ -1,7 +1,7 @@
-"""Trains a mixture-of-experts language model on real text, over worker processes.
+"""Trains a mixture-of-experts Transformer on real text, over worker processes.
 
-Run it with `python -m examples.moe_routing`; `--help` lists the options. With `--input
-bytewax` a Bytewax dataflow reads and tokenises the text, to the same losses.
+Run it with `python -m examples.moe_routing`; `--help` lists the options, README.md says
+what to look for.
 """
 
 from __future__ import annotations
@@ -10,34 +10,46 @@ import functools
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from examples.corpus import Corpus, load_corpus
-from examples.moe_routing.config import Settings, data_shards_for
+from examples.moe_routing.config import Settings, data_shards_for, expert_shards_for
 from examples.options import check_size, checked_picture
 from timelyml.runtime.signals import HeldSignals
 
 Mode = Literal["processes", "threads"]
 Input = Literal["local", "bytewax"]
 
-SMALL = {"d_model": 32, "d_ff": 48, "d_byte": 8, "batch": 256, "steps": 40}
-TRAIN_BYTES = 4 << 20
-HELD_OUT_BYTES = 1 << 19
+SMALL = {
+    "d_model": 32,
+    "d_ff": 48,
+    "window": 16,
+    "batch": 16,
+    "steps": 40,
+    "train_bytes": 1 << 19,
+    "held_out_bytes": 1 << 16,
+}
 _DEFAULT = Settings()
 
 
 def main(
     *,
-    experts: Annotated[int, typer.Option(help="experts")] = _DEFAULT.num_experts,
-    top_k: Annotated[int, typer.Option(help="experts per token")] = _DEFAULT.top_k,
+    experts: Annotated[int | None, typer.Option(help="experts in each layer")] = None,
+    top_k: Annotated[int | None, typer.Option(help="experts per token")] = None,
+    layers: Annotated[int | None, typer.Option(help="layers of the model")] = None,
+    heads: Annotated[int | None, typer.Option(help="heads of attention")] = None,
     workers: Annotated[int, typer.Option(help="worker processes")] = 2,
     data_shards: Annotated[
-        int | None, typer.Option(help="shards of router and head; default: as workers")
+        int | None, typer.Option(help="shards of attention and head; as workers")
+    ] = None,
+    expert_shards: Annotated[
+        int | None, typer.Option(help="shards of the experts of a layer")
     ] = None,
     steps: Annotated[int | None, typer.Option(help="training steps")] = None,
-    batch: Annotated[int | None, typer.Option(help="bytes learnt per step")] = None,
+    batch: Annotated[int | None, typer.Option(help="sequences per step")] = None,
+    window: Annotated[int | None, typer.Option(help="bytes per sequence")] = None,
     d_model: Annotated[int | None, typer.Option(help="width of the model")] = None,
     data: Annotated[
         Path | None,
@@ -49,9 +61,27 @@ def main(
         Input,
         typer.Option("--input", help="who makes the batches: workers, or Bytewax"),
     ] = "local",
-    seed: Annotated[int, typer.Option(help="of weights and batches")] = 0,
+    seed: Annotated[int | None, typer.Option(help="of weights and batches")] = None,
     mode: Annotated[Mode, typer.Option(help="how workers run")] = "processes",
-    picture: Annotated[Path, typer.Option(help="routing over time")] = Path(
+    checkpoints: Annotated[
+        Path | None, typer.Option(help="directory for what was learnt")
+    ] = None,
+    every: Annotated[
+        int, typer.Option(help="steps from a checkpoint to the next")
+    ] = 50,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on from the newest of --checkpoints")
+    ] = False,
+    generate: Annotated[
+        str | None,
+        typer.Option(help="continue this text with the newest of --checkpoints"),
+    ] = None,
+    length: Annotated[int, typer.Option(help="bytes to generate")] = 300,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="new directory for events; shows where the time goes"),
+    ] = None,
+    picture: Annotated[Path, typer.Option(help="load of experts over time")] = Path(
         "out/moe_routing.png"
     ),
     small: Annotated[bool, typer.Option("--small", help="a toy, in seconds")] = False,
@@ -62,60 +92,89 @@ def main(
         bool, typer.Option("--json", help="print the figures as one JSON object")
     ] = False,
 ) -> None:
-    """Train a byte-level mixture-of-experts language model.
+    """Train a byte-level mixture-of-experts Transformer.
 
-    Router and head are data parallel, experts are shards on worker processes, and
-    every token crosses a sparse exchange on its way forward and back.
+    Attention and head are data parallel, experts are shards on worker processes, and
+    every token crosses a sparse exchange on its way forward and back, in each layer.
     """
     if input_from == "bytewax" and importlib.util.find_spec("bytewax") is None:
         raise typer.BadParameter(
             "--input bytewax needs Bytewax, which is not installed; install it, with a "
             "Python below 3.13, or take --input local"
         )
-    chosen = {"d_model": d_model, "batch": batch, "steps": steps}
-    sizes = {
-        **(SMALL if small else {}),
-        **{key: value for key, value in chosen.items() if value is not None},
+    if trace is not None and trace.exists():
+        raise typer.BadParameter(
+            f"--trace is there already; got {str(trace)!r}; expected a new directory; "
+            "name another"
+        )
+    if checkpoints is None and (resume or generate is not None):
+        raise typer.BadParameter(
+            f"{'--resume' if resume else '--generate'} needs a trained model; got no "
+            "--checkpoints; expected the directory that a run was given; name it"
+        )
+    asked = {
+        "num_experts": experts,
+        "top_k": top_k,
+        "layers": layers,
+        "heads": heads,
+        "data_shards": data_shards,
+        "expert_shards": expert_shards,
+        "steps": steps,
+        "batch": batch,
+        "window": window,
+        "d_model": d_model,
+        "seed": seed,
     }
-    if data_shards is None:
-        data_shards = data_shards_for(workers, sizes.get("batch", Settings().batch))
+    given = {key: value for key, value in asked.items() if value is not None}
     try:
         check_size("--workers", workers)
-        settings = Settings(
-            num_experts=experts,
-            top_k=top_k,
-            seed=seed,
-            data_shards=data_shards,
-            **sizes,
-        )
+        check_size("--length", length)
+        check_size("--every", every)
+        settings = _settings({**(SMALL if small else {}), **given}, workers)
         picture = checked_picture(picture)
-        read = _reader(data, settings, shrink=8 if small else 1)
-        corpus = read()
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     with HeldSignals():  # an interrupt breaks JAX while it loads, or gets lost in it
         from examples.moe_routing import program  # noqa: PLC0415  after what is quick
+    if checkpoints is not None and generate is not None:
+        program.generate(checkpoints, generate, length=length, as_json=as_json)
+        return
+    try:
+        job = program.job_of(
+            settings,
+            functools.partial(_reader, data),
+            given=given,
+            checkpoints=checkpoints,
+            every=every,
+            resume=resume,
+            has_feed=input_from == "bytewax",
+        )
+    except (ValueError, OSError) as error:
+        raise typer.BadParameter(str(error)) from error
     program.run(
-        settings,
-        corpus,
+        job,
         workers=workers,
         mode=mode,
-        read=read if input_from == "bytewax" else None,
         picture=picture,
+        trace=trace,
         verify=verify,
         as_json=as_json,
     )
 
 
-def _reader(
-    data: Path | None, settings: Settings, *, shrink: int
-) -> Callable[[], Corpus]:
+def _settings(chosen: dict[str, Any], workers: int) -> Settings:
+    shards = data_shards_for(workers, chosen.get("batch", _DEFAULT.batch))
+    experts = expert_shards_for(max(1, chosen.get("num_experts", _DEFAULT.num_experts)))
+    return Settings(**{"data_shards": shards, "expert_shards": experts, **chosen})
+
+
+def _reader(data: Path | None, settings: Settings) -> Callable[[], Corpus]:
     return functools.partial(
         load_corpus,
         None if data is None else data.resolve(),
         window=settings.window,
-        train_bytes=TRAIN_BYTES // shrink,
-        held_out_bytes=HELD_OUT_BYTES // shrink,
+        train_bytes=settings.train_bytes,
+        held_out_bytes=settings.held_out_bytes,
     )
 
 

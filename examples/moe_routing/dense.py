@@ -1,7 +1,8 @@
 """The same model as one JAX program on one device: what the dataflow must equal.
 
 Every expert computes every token and a mask picks, so there is no dispatch, no
-padding and no exchange that could go wrong.
+padding and no exchange that could go wrong. Trained weights are judged, and text is
+generated, by this program too.
 """
 
 from __future__ import annotations
@@ -18,9 +19,8 @@ import optax
 from examples.corpus import Corpus
 from examples.moe_routing import model
 from examples.moe_routing.config import Settings
+from examples.moe_routing.inputs import batch_of
 from timelyml.ml.moe import expert_forward
-
-_JUDGED_ROWS = 2048
 
 
 def routed_by(settings: Settings, params: Any, normal: jax.Array) -> Any:
@@ -35,21 +35,45 @@ def routed_by(settings: Settings, params: Any, normal: jax.Array) -> Any:
     return weights, chosen, probabilities
 
 
+def experts_of(
+    settings: Settings, params: Any, normal: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Give what a layer's experts add, its balance, and the counts of its experts."""
+    weights, chosen, probabilities = routed_by(settings, params, normal)
+    # (experts, tokens, d_model): every expert, every token
+    given = jax.vmap(expert_forward, in_axes=(0, None))(params["experts"], normal)
+    mixed = jnp.einsum("te,etd->td", weights, given)
+    counts, tokens = chosen.sum(axis=0), len(normal)
+    shares = counts / tokens * probabilities.sum(axis=0) / tokens
+    balance = settings.num_experts * shares.sum() / settings.top_k
+    return mixed, balance, counts
+
+
+def forward(
+    settings: Settings, params: Any, context: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Give the last residual, what its experts add, the mean balance, and the counts."""
+    first, *others = params["layers"]
+    table = params["table"]
+    residual, normal = model.begin(settings, table, first["attention"], context)
+    mixed, balance, count = experts_of(settings, first["moe"], normal)
+    balances, counts = [balance], [count]
+    for layer in others:
+        attention = layer["attention"]
+        residual, normal = model.go_on(settings, attention, residual, mixed)
+        mixed, balance, count = experts_of(settings, layer["moe"], normal)
+        balances.append(balance)
+        counts.append(count)
+    return residual, mixed, jnp.mean(jnp.stack(balances)), jnp.stack(counts)
+
+
 def loss_of(
     settings: Settings, params: Any, batch: Any
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """Give the training loss; beside it the cross-entropy in nats and the counts."""
-    residual, normal = model.hidden_of(params["embed"], batch["context"])
-    weights, chosen, probabilities = routed_by(settings, params["embed"], normal)
-    mixed = jnp.zeros_like(normal)
-    for index in range(settings.num_experts):
-        expert = jax.tree.map(lambda leaf, index=index: leaf[index], params["experts"])
-        mixed += weights[:, index : index + 1] * expert_forward(expert, normal)
+    residual, mixed, balance, counts = forward(settings, params, batch["context"])
     head, target = params["head"], batch["target"]
     (entropy,) = model.head_loss(settings, head, residual, mixed, target)
-    counts = chosen.sum(axis=0)
-    shares = counts / settings.batch * probabilities.sum(axis=0) / settings.batch
-    balance = settings.num_experts * shares.sum() / settings.top_k
     return entropy + settings.balance * balance, (entropy, counts)
 
 
@@ -75,29 +99,20 @@ def train(
 
     losses = []
     for step in range(settings.steps if steps is None else steps):
-        batch = corpus.step_batch(step, batch=settings.batch, seed=settings.seed)
-        params, state, entropy = step_of(params, state, batch)
+        params, state, entropy = step_of(
+            params, state, batch_of(corpus, settings, step)
+        )
         losses.append(float(entropy))
         if on_step is not None:
             on_step(step, losses[-1])
     return jax.tree.map(np.asarray, params), losses
 
 
-def bits_per_byte(settings: Settings, params: Any, judged: Any) -> float:
-    """Judge weights on held-out tokens, in bits."""
-
-    @jax.jit
-    def nats(params: Any, context: jax.Array, target: jax.Array) -> jax.Array:
-        _, (entropy, _) = loss_of(
-            settings, params, {"context": context, "target": target}
-        )
-        return entropy * settings.batch  # head_loss divides by the training batch
-
-    total, rows = 0.0, len(judged["target"])
-    for start in range(0, rows, _JUDGED_ROWS):
-        part = slice(start, start + _JUDGED_ROWS)
-        total += float(nats(params, judged["context"][part], judged["target"][part]))
-    return total / rows / float(np.log(2))
+def logits(settings: Settings, params: Any, context: jax.Array) -> jax.Array:
+    """Score the byte after each of `(sequences, window)`; `(sequences, window, 256)`."""
+    residual, mixed, _, _ = forward(settings, params, context)
+    scores = model.logits_of(params["head"], residual, mixed)
+    return scores.reshape(*context.shape, model.BYTES)
 
 
 def largest_difference(ours: Any, reference: Any) -> tuple[float, str]:

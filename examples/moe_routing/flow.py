@@ -1,10 +1,11 @@
 """Training as a dataflow: clock, batches, one differentiated function, and its report.
 
-    clock =dense=> batches =dense=> embed, route --sparse--> experts --sparse--> head
+    clock =dense=> batches =dense=> attend, route --sparse--> experts --sparse--> attend
+                                       (and so on, layer by layer) ... --sparse--> head
 
 One epoch is one training step. `losses` is all that is written of the model here: a
-dataflow function of parameters and a batch. Data shards hold the same copy of embedding,
-router and head; each expert is a shard of its own. The way back, the sums of gradients
+dataflow function of parameters and a batch. Data shards hold the same copy of attention,
+routers and head; each expert is a shard of its own. The way back, the sums of gradients
 and the updates are its transpose, made by `train_step`. Where batches come from, if not
 from a clock, is in `inputs.py`.
 """
@@ -23,22 +24,27 @@ from examples.moe_routing import model
 from examples.moe_routing.config import Settings
 from examples.moe_routing.inputs import TextFeed, add_batches
 from timelyml.graph import Gather, Graph, GraphBuilder, InputSpec, StreamRef
-from timelyml.ml import MoE, rows, sharded, train_step
+from timelyml.ml import Checkpoint, Checkpoints, MoE, rows, sharded, train_step
 from timelyml.ml.firing import Firing, Rule, add_firing_operator
+from timelyml.ml.sharded import Trained
 from timelyml.operators.outputs import collect
+from timelyml.progress import epoch_of
 
 REPORT = "reports"
 WEIGHTS = "weights"
+SAVED = "saved"
 
 
 def layer_of(settings: Settings) -> MoE:
     """Give the mixture-of-experts layer of the model."""
-    # Half of the mean load: below it, compiling costs more than padding.
-    mean = settings.batch * settings.top_k // settings.num_experts
+    # The mean load: below it, compiling costs more than padding.
+    mean = settings.tokens * settings.top_k // settings.num_experts
     return MoE(
         num_experts=settings.num_experts,
         top_k=settings.top_k,
-        smallest=max(16, mean // 2),
+        smallest=max(16, mean),
+        num_shards=settings.expert_shards,
+        keeps=True,
     )
 
 
@@ -50,72 +56,109 @@ def losses(settings: Settings, params: Mapping[str, Any], batch: Any) -> Any:
         params: Of the shape of `model.init_all`'s.
         batch: `context` and `target` columns of one data shard.
     """
-    layer, embed = layer_of(settings), params["embed"]
-    hidden = {key: embed[key] for key in ("table", "mix")}
-    residual, normal = sharded.call(
-        model.hidden_of, hidden, batch["context"], name="embed"
+    moe = layer_of(settings)
+    begin, go_on, head = (
+        functools.partial(function, settings)
+        for function in (model.begin, model.go_on, model.head_loss)
     )
-    experts = {"router": embed["router"], "experts": params["experts"]}
-    mixed, routing = layer(experts, normal)
-    head = functools.partial(model.head_loss, settings)
+    residual, mixed = None, None
+    balances, counts = [], []
+    for layer in params["layers"]:
+        if mixed is None:
+            seen = params["table"], layer["attention"], batch["context"]
+            residual, normal = sharded.call(begin, *seen, name="attend", keeps=True)
+        else:
+            seen = layer["attention"], residual, mixed
+            residual, normal = sharded.call(go_on, *seen, name="attend", keeps=True)
+        mixed, routing = moe(layer["moe"], normal)
+        # Balanced, a layer's own loss is `top_k`; here it is 1, times its factor.
+        factor = settings.balance / settings.top_k / settings.layers
+        balances.append(moe.losses(routing, balance=factor))
+        counts.append(routing.sums.counts)
     entropy = sharded.call(
         head, params["head"], residual, mixed, batch["target"], name="head"
     )
-    # Balanced, the layer's own loss is `top_k`; here it is 1, times its factor.
-    balance = layer.losses(routing, balance=settings.balance / settings.top_k)
-    return (entropy, balance), (entropy, balance, routing.sums.counts)
+    return (entropy, balances), (entropy, balances, counts)
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     """Sums what the data shards measured into one record per step."""
 
+    layers: int
     num_experts: int
+    first: int
 
     def __call__(self, firing: Firing) -> None:
         """Send the record of the step."""
-        entropy, balance, counts = (firing.inputs[port].rows for port in range(3))
+        entropy, *rest = (firing.inputs[port].rows for port in sorted(firing.inputs))
+        balances, counts = rest[: self.layers], rest[self.layers :]
+        by_layer = [each.reshape(-1, self.num_experts).sum(axis=0) for each in counts]
         firing.send(
             0,
             {
-                "step": np.array([firing.time]),
+                "step": np.array([self.first + epoch_of(firing.time)]),
                 "loss": entropy.sum(axis=0, keepdims=True),
-                "balance": balance.sum(axis=0, keepdims=True),
-                "counts": counts.reshape(1, -1, self.num_experts).sum(axis=1),
+                "balance": np.sum([each.sum() for each in balances], keepdims=True),
+                "counts": np.stack(by_layer)[None],  # (1, layers, experts)
             },
         )
 
 
-def build(
-    settings: Settings,
-    corpus: Corpus,
-    *,
-    steps: int | None = None,
-    feed: TextFeed | None = None,
-) -> Graph:
-    """Build the dataflow that trains for some steps and collects what it learnt.
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a run does: from which step on, up to which, and what it saves.
 
-    Args:
+    Attributes:
         settings: Sizes of the model.
         corpus: Text to train on; travels with the graph, unless there is a feed.
         steps: Stop after so many; by default after those of the settings.
         feed: Gives the batches in its place.
+        checkpoints: Where it saves what it has learnt.
+        resume: Go on from there.
+    """
+
+    settings: Settings
+    corpus: Corpus
+    steps: int | None = None
+    feed: TextFeed | None = None
+    checkpoints: Checkpoints | None = None
+    resume: Checkpoint | None = None
+
+    @property
+    def todo(self) -> range:
+        """The steps to be learnt from."""
+        first = 0 if self.resume is None else self.resume.step
+        last = self.settings.steps if self.steps is None else self.steps
+        return range(first, last)
+
+
+def build(settings: Settings, corpus: Corpus, **options: Any) -> Graph:
+    """Build the dataflow that trains for some steps and collects what it learnt.
+
+    Args:
+        settings: Sizes of the model.
+        corpus: Text to train on.
+        options: See `Job`.
 
     Returns:
         A graph that collects `REPORT`, one record per step, and, once it has
-        trained, `WEIGHTS`; `weights_of` reads them.
+        trained, `WEIGHTS`; `weights_of` reads them. With checkpoints also `SAVED`.
     """
+    return graph_of(Job(settings, corpus, **options))
+
+
+def graph_of(job: Job) -> Graph:
+    """Build the dataflow of a job."""
     builder = GraphBuilder("moe_routing")
     batches = add_batches(
-        builder,
-        settings,
-        corpus,
-        steps=settings.steps if steps is None else steps,
-        feed=feed,
+        builder, job.settings, job.corpus, steps=job.todo, feed=job.feed
     )
-    reports, weights = add_training(builder, settings, batches)
+    reports, trained = add_training(builder, job, batches)
     collect(reports, name=REPORT)
-    collect(weights, name=WEIGHTS)
+    collect(trained.weights, name=WEIGHTS)
+    if trained.saved is not None:
+        collect(trained.saved, name=SAVED)
     return builder.build()
 
 
@@ -128,32 +171,37 @@ def weights_of(settings: Settings, result: Mapping[str, list[Any]]) -> dict[str,
 
 
 def add_training(
-    builder: GraphBuilder, settings: Settings, batches: StreamRef
-) -> tuple[StreamRef, StreamRef]:
-    """Add the whole training step; give the reports and the weights.
+    builder: GraphBuilder, job: Job, batches: StreamRef
+) -> tuple[StreamRef, Trained]:
+    """Add the whole training step; give the reports and the streams of the step.
 
     Args:
         builder: Of the dataflow.
-        settings: Sizes of the model.
+        job: What to do.
         batches: Each data shard's part of the batch of each step.
     """
-    like = {
-        "context": np.zeros((settings.shard_batch, settings.window), np.uint8),
-        "target": np.zeros(settings.shard_batch, np.uint8),
-    }
+    settings = job.settings
+    rows_like = np.zeros((settings.shard_batch, settings.window), np.uint8)
+    like = {"context": rows_like, "target": rows_like}
     step = train_step(
         functools.partial(losses, settings),
         functools.partial(model.optimiser, settings),
         has_aux=True,
+        checkpoints=job.checkpoints,
+        resume=job.resume,
     )
     trained = step(model.init_all(settings), rows(batches, like))
+    entropy, balances, counts = trained.aux
+    measured = [entropy, *balances, *counts]
+    ports = tuple(range(len(measured)))
+    report = Report(settings.layers, settings.num_experts, job.todo.start)
     (reports,) = add_firing_operator(
         builder,
         "report",
-        [InputSpec(stream, Gather(dense=True)) for stream in trained.aux],
-        [Rule((0, 1, 2), Report(settings.num_experts), outputs=(0,))],
+        [InputSpec(stream, Gather(dense=True)) for stream in measured],
+        [Rule(ports, report, outputs=(0,))],
         num_outputs=1,
         num_shards=1,
         regular=True,
     )
-    return reports, trained.weights
+    return reports, trained

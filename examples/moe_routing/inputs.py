@@ -8,7 +8,7 @@ own, as the paper runs input pipelines on TensorFlow executors (Pathways, append
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +43,7 @@ class TextFeed:
     digest: str
     credit_bytes: int = CREDIT_BYTES
 
-    def build(self, steps: int, send: Callable[[Any], None]) -> Any:
+    def build(self, steps: range, send: Callable[[Any], None]) -> Any:
         """Build the dataflow: the text and the number of each step, then its tokens."""
         import bytewax.operators as op  # noqa: PLC0415  only that process needs it
         from bytewax.dataflow import Dataflow  # noqa: PLC0415
@@ -54,7 +54,7 @@ class TextFeed:
         class Steps(StatelessSourcePartition[Any]):
             def __init__(self) -> None:
                 self._corpus = feed.corpus()
-                self._steps = iter(range(steps))
+                self._steps = iter(steps)
 
             def next_batch(self) -> list[Any]:
                 return [(self._corpus, next(self._steps))]
@@ -85,8 +85,28 @@ class TextFeed:
         """Give the whole batch of a step; each row also names the step and itself."""
         corpus, step = item
         batch = self.settings.batch
-        rows = corpus.step_batch(step, batch=batch, seed=self.settings.seed)
+        rows = batch_of(corpus, self.settings, step)
         return {**rows, "step": np.full(batch, step), "row": np.arange(batch)}
+
+
+def joined(rows: Mapping[str, NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    """Give sequences with the byte that comes after them, `(sequences, window + 1)`."""
+    return np.concatenate([rows["context"], rows["target"][:, None]], axis=1)
+
+
+def batch_of(
+    corpus: Corpus, settings: Settings, step: int, shard: int = 0, num_shards: int = 1
+) -> dict[str, NDArray[np.uint8]]:
+    """Give one shard's sequences of a step, and what comes after each of their bytes."""
+    drawn = corpus.step_batch(
+        step,
+        batch=settings.batch,
+        seed=settings.seed,
+        shard=shard,
+        num_shards=num_shards,
+    )
+    tokens = joined(drawn)
+    return {"context": tokens[:, :-1].copy(), "target": tokens[:, 1:].copy()}
 
 
 def add_batches(
@@ -94,7 +114,7 @@ def add_batches(
     settings: Settings,
     corpus: Corpus,
     *,
-    steps: int,
+    steps: range,
     feed: TextFeed | None = None,
 ) -> StreamRef:
     """Add the operators that give each data shard its part of each step's batch.
@@ -103,7 +123,7 @@ def add_batches(
         builder: Of the dataflow.
         settings: Seed and sizes of the batches.
         corpus: Text to train on; travels with the graph, unless there is a feed.
-        steps: How many batches.
+        steps: A batch for each, an epoch for each.
         feed: Takes the place of `corpus`.
     """
     run: Callable[[Firing], None]
@@ -111,7 +131,7 @@ def add_batches(
         clock = functools.partial(_tick, steps)
         up = source(builder, clock, regular=True, num_shards=1, name="clock")
         pact: Broadcast | Exchange = Broadcast(dense=True)
-        run = _LookedUp(settings, corpus)
+        run = _LookedUp(settings, corpus, steps.start)
     else:
         up = bytewax(
             builder,
@@ -122,7 +142,7 @@ def add_batches(
             name=FEED,
         )
         pact = Exchange(functools.partial(_data_shard_of, settings), dense=True)
-        run = _Fed(settings)
+        run = _Fed(settings, steps.start)
     (batches,) = add_firing_operator(
         builder,
         "batches",
@@ -135,10 +155,10 @@ def add_batches(
     return batches
 
 
-def _tick(steps: int, shard: int, num_shards: int) -> Iterator[list[int]]:
+def _tick(steps: range, shard: int, num_shards: int) -> Iterator[list[int]]:
     """Yield the number of each step: one epoch each, from the only shard."""
     del shard, num_shards
-    return ([step] for step in range(steps))
+    return ([step] for step in steps)
 
 
 def _data_shard_of(settings: Settings, rows: Any, num_shards: int) -> NDArray[np.intp]:
@@ -153,18 +173,14 @@ class _LookedUp:
 
     settings: Settings
     corpus: Corpus
+    first: int
+    """The step that the first epoch is."""
 
     def __call__(self, firing: Firing) -> None:
         """Send the shard's batch."""
-        settings, shard = self.settings, firing.shard
-        batch = self.corpus.step_batch(
-            epoch_of(firing.time),
-            batch=settings.batch,
-            seed=settings.seed,
-            shard=shard.index,
-            num_shards=shard.num_shards,
-        )
-        firing.send(0, batch)
+        step, shard = self.first + epoch_of(firing.time), firing.shard
+        part = shard.index, shard.num_shards
+        firing.send(0, batch_of(self.corpus, self.settings, step, *part))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +188,7 @@ class _Fed:
     """Passes on what came of a step's batch."""
 
     settings: Settings
+    first: int
 
     def __call__(self, firing: Firing) -> None:
         """Send the shard's batch.
@@ -180,7 +197,8 @@ class _Fed:
             ValueError: It is not the batch of the step.
         """
         rows = firing.inputs[0].rows
-        step, size = epoch_of(firing.time), self.settings.shard_batch
+        step = self.first + epoch_of(firing.time)
+        size = self.settings.shard_batch
         if len(rows["step"]) != size or (rows["step"] != step).any():
             raise ValueError(
                 f"{FEED} gave another batch; got steps {np.unique(rows['step'])} in "

@@ -1,8 +1,10 @@
-"""The language model in three parts, each a pure JAX function with its own weights.
+"""The language model in parts, each a pure JAX function with its own weights.
 
-The first reads a window of bytes, experts transform the rows that they are sent, the
-head predicts the next byte. The dense reference composes them in one program; the
-dataflow puts exchanges between them.
+A decoder-only Transformer over bytes: in each layer attention, then experts. `begin` looks
+bytes up and attends, `go_on` adds what the experts of one layer gave and attends in the
+next, `head_loss` adds the last ones and predicts the next bytes. Between the parts are the
+experts. The dense reference composes them in one program; the dataflow puts exchanges
+there.
 """
 
 from __future__ import annotations
@@ -19,47 +21,41 @@ from examples.moe_routing.config import Settings
 
 Params = Mapping[str, Any]
 BYTES = 256
-
-
-def init_embed(settings: Settings) -> Params:
-    """Draw the weights of embedding and router, the same wherever it is called."""
-    rng = np.random.default_rng([settings.seed, 1])
-    joined = settings.window * settings.d_byte
-    return {
-        "table": _normal(rng, (BYTES, settings.d_byte), 1.0),
-        "mix": _normal(rng, (joined, settings.d_model), joined**-0.5),
-        "router": _normal(
-            rng, (settings.d_model, settings.num_experts), settings.d_model**-0.5
-        ),
-    }
-
-
-def init_expert(settings: Settings, expert: int) -> Params:
-    """Draw the weights of one expert."""
-    rng = np.random.default_rng([settings.seed, 2, expert])
-    d_model, d_ff = settings.d_model, settings.d_ff
-    return {
-        "gate_up": _normal(rng, (d_model, 2 * d_ff), d_model**-0.5),
-        "down": _normal(rng, (d_ff, d_model), d_ff**-0.5),
-    }
-
-
-def init_head(settings: Settings) -> Params:
-    """Draw the weights of the output head."""
-    rng = np.random.default_rng([settings.seed, 3])
-    return {
-        "out": _normal(rng, (settings.d_model, BYTES), 0.5 * settings.d_model**-0.5),
-        "bias": np.zeros(BYTES, np.float32),
-    }
+SEEN = 4
+"""Last bytes that are looked up at each place, each in a table of its own."""
 
 
 def init_all(settings: Settings) -> dict[str, Any]:
-    """Draw the weights of all parts; experts are stacked along a leading axis."""
-    experts = [init_expert(settings, index) for index in range(settings.num_experts)]
+    """Draw all weights, the same wherever it is called; experts are stacked."""
+    rng = np.random.default_rng([settings.seed, 1])
+    d_model = settings.d_model
     return {
-        "embed": init_embed(settings),
-        "experts": jax.tree.map(lambda *leaves: np.stack(leaves), *experts),
-        "head": init_head(settings),
+        "table": _normal(rng, (SEEN, BYTES, d_model), SEEN**-0.5),
+        "layers": [init_layer(settings, index) for index in range(settings.layers)],
+        "head": {
+            "out": _normal(rng, (d_model, BYTES), 0.5 * d_model**-0.5),
+            "bias": np.zeros(BYTES, np.float32),
+        },
+    }
+
+
+def init_layer(settings: Settings, index: int) -> dict[str, Any]:
+    """Draw the weights of one layer."""
+    rng = np.random.default_rng([settings.seed, 2, index])
+    d_model, d_ff, experts = settings.d_model, settings.d_ff, settings.num_experts
+    scale = d_model**-0.5
+    return {
+        "attention": {
+            "qkv": _normal(rng, (d_model, 3 * d_model), scale),
+            "out": _normal(rng, (d_model, d_model), scale),
+        },
+        "moe": {
+            "router": _normal(rng, (d_model, experts), scale),
+            "experts": {
+                "gate_up": _normal(rng, (experts, d_model, 2 * d_ff), scale),
+                "down": _normal(rng, (experts, d_ff, d_model), d_ff**-0.5),
+            },
+        },
     }
 
 
@@ -72,20 +68,69 @@ def normalise(rows: jax.Array) -> jax.Array:
     return rows * jax.lax.rsqrt(jnp.mean(rows**2, axis=-1, keepdims=True) + 1e-6)
 
 
-def hidden_of(params: Params, context: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Embed windows of bytes.
+def begin(
+    settings: Settings, table: jax.Array, attention: Params, context: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Look the last bytes at each place up, and attend.
 
     Args:
-        params: Weights of `init_embed`.
-        context: `(tokens, window) uint8`, oldest byte first.
+        settings: Sizes.
+        table: `(SEEN, 256, d_model)`.
+        attention: Of the first layer.
+        context: `(sequences, window) uint8`.
 
     Returns:
-        The residual `(tokens, d_model)` and what experts read, its normalised form.
+        The residual `(sequences * window, d_model)`, and what experts read of it.
     """
-    embedded = params["table"][context]  # (tokens, window, d_byte)
-    joined = embedded.reshape(context.shape[0], -1)
-    residual = jax.nn.gelu(joined @ params["mix"])
+    padded = jnp.pad(context, ((0, 0), (SEEN - 1, 0)))
+    found = [
+        table[back, padded[:, SEEN - 1 - back : padded.shape[1] - back]]
+        for back in range(SEEN)
+    ]
+    residual = jnp.sum(jnp.stack(found), axis=0)
+    return attend(settings, attention, residual.reshape(-1, settings.d_model))
+
+
+def go_on(
+    settings: Settings, attention: Params, residual: jax.Array, mixed: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Add what the experts of the layer before gave, and attend; see `begin`."""
+    return attend(settings, attention, residual + mixed)
+
+
+def attend(
+    settings: Settings, params: Params, residual: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Add causal attention with rotary positions to the residual, sequence by sequence."""
+    heads, window, d_model = settings.heads, settings.window, settings.d_model
+    joined = normalise(residual) @ params["qkv"]
+    split = joined.reshape(-1, window, 3, heads, d_model // heads)
+    # (sequences, heads, window, d_head) each
+    query, key, value = (split[:, :, i].transpose(0, 2, 1, 3) for i in range(3))
+    query, key = _rotated(query), _rotated(key)
+    scores = query @ key.transpose(0, 1, 3, 2) * (d_model // heads) ** -0.5
+    scores = jnp.where(np.tri(window, dtype=bool), scores, -1e30)
+    mixed = (jax.nn.softmax(scores) @ value).transpose(0, 2, 1, 3)
+    residual = residual + mixed.reshape(-1, d_model) @ params["out"]
     return residual, normalise(residual)
+
+
+def _rotated(rows: jax.Array) -> jax.Array:
+    """Turn pairs of features by the position; `(.., window, d_head)`."""
+    window, half = rows.shape[-2], rows.shape[-1] // 2
+    rates = 10_000.0 ** (-np.arange(half) / half)
+    angles = (np.arange(window)[:, None] * rates).astype(np.float32)
+    cosine, sine = np.cos(angles), np.sin(angles)
+    first, second = rows[..., :half], rows[..., half:]
+    return jnp.concatenate(
+        [first * cosine - second * sine, second * cosine + first * sine], axis=-1
+    )
+
+
+def logits_of(params: Params, residual: jax.Array, mixed: jax.Array) -> jax.Array:
+    """Score the next byte after each; `(rows, 256)`."""
+    scores: jax.Array = normalise(residual + mixed) @ params["out"] + params["bias"]
+    return scores
 
 
 def head_loss(
@@ -99,17 +144,15 @@ def head_loss(
 
     Args:
         settings: The whole batch is the denominator, so parts add up to the mean.
-        params: Weights of `init_head`.
-        residual: `(tokens, d_model)`.
-        mixed: `(tokens, d_model)`, what the experts gave.
-        target: `(tokens,) uint8`.
+        params: Of the head.
+        residual: `(sequences * window, d_model)`.
+        mixed: Of the same shape, what the last experts gave.
+        target: `(sequences, window) uint8`.
     """
-    hidden = normalise(residual + mixed)
-    logits = hidden @ params["out"] + params["bias"]
     losses = optax.softmax_cross_entropy_with_integer_labels(
-        logits, target.astype(jnp.int32)
+        logits_of(params, residual, mixed), target.reshape(-1).astype(jnp.int32)
     )
-    return (jnp.sum(losses) / settings.batch)[None]
+    return (jnp.sum(losses) / settings.tokens)[None]
 
 
 def optimiser(settings: Settings) -> optax.GradientTransformation:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from rich.text import Text
 from examples.moe_routing.config import Settings
 from examples.moe_routing.flow import REPORT
 
-_NATS_PER_BIT = float(np.log(2))
+NATS_PER_BIT = float(np.log(2))
 _SHADES = " .:-=+*#%@"
 _RECENT = 20
 _LINE_EVERY_S = 10.0
@@ -29,6 +28,8 @@ class History:
     """The records of the steps so far, in order."""
 
     settings: Settings
+    first: int = 0
+    """The step that the first record is of."""
     losses: list[float] = field(default_factory=list)
     balances: list[float] = field(default_factory=list)
     counts: list[NDArray[np.int64]] = field(default_factory=list)
@@ -39,14 +40,15 @@ class History:
         """Add the record of one step."""
         self.losses.append(float(record["loss"][0]))
         self.balances.append(float(record["balance"][0]))
-        self.counts.append(np.asarray(record["counts"][0], np.int64))
+        counts = np.asarray(record["counts"][0], np.int64)  # (layers, experts)
+        self.counts.append(counts)
         self.times.append(seconds)
 
     @property
     def recent_bits(self) -> float:
         """Bits per byte on the training text, over the last steps."""
         recent = self.losses[-_RECENT:]
-        return float(np.mean(recent)) / _NATS_PER_BIT if recent else float("nan")
+        return float(np.mean(recent)) / NATS_PER_BIT if recent else float("nan")
 
     @property
     def tokens_per_s(self) -> float:
@@ -54,7 +56,7 @@ class History:
         if len(self.times) < 2 or self.times[-1] == self.times[0]:
             return 0.0
         steps = len(self.times) - 1
-        return steps * self.settings.batch / (self.times[-1] - self.times[0])
+        return steps * self.settings.tokens / (self.times[-1] - self.times[0])
 
     @property
     def state(self) -> str:
@@ -67,23 +69,23 @@ class History:
 
     @property
     def shares(self) -> NDArray[np.float64]:
-        """Each expert's share of all (token, choice) pairs."""
+        """Each expert's share of its layer's (token, choice) pairs; (layers, experts)."""
         total = np.sum(self.counts, axis=0)
-        return np.asarray(total / total.sum())
+        return np.asarray(total / total.sum(axis=1, keepdims=True))
 
     def shares_over_time(self, columns: int) -> NDArray[np.float64]:
-        """Shares `(experts, columns)` in equal stretches of the run."""
+        """Shares `(layers, experts, columns)` in equal stretches of the run."""
         parts = np.array_split(np.array(self.counts), min(columns, len(self.counts)))
         sums = np.array([part.sum(axis=0) for part in parts], np.float64)
-        shares: NDArray[np.float64] = sums / sums.sum(axis=1, keepdims=True)
-        return shares.T
+        shares: NDArray[np.float64] = sums / sums.sum(axis=2, keepdims=True)
+        return np.moveaxis(shares, 0, 2)
 
 
 def follow(
     run: Any,
     history: History,
     *,
-    steps: int,
+    last: int,
     console: Console,
     is_unwanted: Callable[[], bool] = lambda: False,
 ) -> None:
@@ -94,7 +96,7 @@ def follow(
     Args:
         run: What to follow.
         history: Reports are added to it.
-        steps: How many are expected.
+        last: The step after the last one that is expected.
         console: Where to show them.
         is_unwanted: Whether to stop the run; it then ends with a whole step.
     """
@@ -108,7 +110,7 @@ def follow(
     )
     last_line = began
     with Progress(*columns, console=console, transient=True) as progress:
-        bar = progress.add_task("training", total=steps, state="compiling")
+        bar = progress.add_task("training", total=last, state="compiling")
         is_stopping = False
         while True:
             is_over = run.done()
@@ -118,10 +120,11 @@ def follow(
             now = time.perf_counter()
             for _, record in run.batches(REPORT)[len(history.losses) :]:
                 history.add(record, now - began)
-            progress.update(bar, completed=len(history.losses), state=history.state)
+            step = history.first + len(history.losses)
+            progress.update(bar, completed=step, state=history.state)
             if not console.is_terminal and now - last_line >= _LINE_EVERY_S:
                 last_line = now
-                console.print(f"step {len(history.losses)}/{steps}: {history.state}")
+                console.print(f"step {step}/{last}: {history.state}")
             if is_over:
                 return
             time.sleep(0.1)
@@ -142,6 +145,7 @@ def show_tables(figures: dict[str, Any], history: History, console: Console) -> 
         ("the same, order-2 model", f"{rival:.3f}"),
         ("training", f"{figures['train_s']:.1f} s"),
         ("speed", f"{figures['tokens_per_s']:,.0f} tokens/s"),
+        ("sizes compiled per expert function", f"{figures['compiled_sizes']}"),
         ("bytes between workers", f"{figures['bytes_between_workers']:,}"),
         ("bytes within workers", f"{figures['bytes_within_workers']:,}"),
     ):
@@ -152,68 +156,40 @@ def show_tables(figures: dict[str, Any], history: History, console: Console) -> 
     edges.add_column("bytes", justify="right")
     by_edge = sorted(figures["bytes_by_edge"].items(), key=lambda item: -item[1])
     for name, size in by_edge[:8]:
-        edges.add_row(Text(name), f"{size // max(1, figures['steps']):,}")
+        edges.add_row(Text(name), f"{size // len(history.losses):,}")
     console.print(edges)
     experts = Table(title="tokens per expert")
-    for heading in ("expert", "rows", "share", "smallest share in a tenth of the run"):
+    headings = (
+        "layer",
+        "expert",
+        "rows",
+        "share",
+        "smallest share in a tenth of the run",
+    )
+    for heading in headings:
         experts.add_column(heading, justify="right")
     totals, tenths = np.sum(history.counts, axis=0), history.shares_over_time(10)
-    for index, share in enumerate(history.shares):
+    for (layer, index), share in np.ndenumerate(history.shares):
         experts.add_row(
+            str(layer),
             str(index),
-            f"{totals[index]:,}",
+            f"{totals[layer, index]:,}",
             f"{share:.1%}",
-            f"{tenths[index].min():.1%}",
+            f"{tenths[layer, index].min():.1%}",
         )
     console.print(experts)
     console.print(heat_map(history.shares_over_time(64)), highlight=False, markup=False)
 
 
 def heat_map(shares: NDArray[np.float64]) -> str:
-    """Draw shares `(experts, columns)` as text: darker is busier."""
+    """Draw shares `(layers, experts, columns)` as text: darker is busier."""
     top = max(float(shares.max()), 1e-9)
     levels = np.minimum(shares / top * len(_SHADES), len(_SHADES) - 1).astype(int)
     lines = [f"routing over time, darkest {top:.1%} of the tokens"]
-    for index, row in enumerate(levels):
-        lines.append(f"expert {index:>3} |{''.join(_SHADES[level] for level in row)}|")
+    for layer, index in np.ndindex(*shares.shape[:2]):
+        drawn = "".join(_SHADES[level] for level in levels[layer, index])
+        lines.append(f"layer {layer} expert {index:>3} |{drawn}|")
     return "\n".join(lines)
-
-
-def save_picture(history: History, path: Path) -> Path:
-    """Save how tokens were shared among experts; as text without matplotlib.
-
-    Returns:
-        Where it was written; another suffix if it is text.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    shares = history.shares_over_time(200)
-    try:
-        import matplotlib as mpl  # noqa: PLC0415  optional, and slow to load
-    except ImportError:
-        path = path.with_suffix(".txt")
-        path.write_text(heat_map(shares[:, :100]) + "\n")
-        return path
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt  # noqa: PLC0415  after the backend is chosen
-
-    steps = np.linspace(0, len(history.losses), shares.shape[1])
-    figure, (upper, lower) = plt.subplots(
-        2, 1, figsize=(9, 6), sharex=True, height_ratios=(1, 2)
-    )
-    bits = np.array(history.losses) / _NATS_PER_BIT
-    upper.plot(bits, linewidth=0.8)
-    upper.set_ylabel("bits per byte")
-    labels = [f"expert {index}" for index in range(len(shares))]
-    lower.stackplot(steps, shares, labels=labels if len(labels) <= 16 else ())
-    lower.set_ylabel("share of tokens")
-    lower.set_xlabel("step")
-    lower.set_ylim(0, 1)
-    if len(labels) <= 16:
-        lower.legend(loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-    return path
 
 
 def bytes_moved(metrics: dict[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
@@ -224,3 +200,11 @@ def bytes_moved(metrics: dict[str, Any]) -> tuple[dict[str, int], dict[str, int]
         for figure in ("bytes_remote", "bytes_local")
     )
     return between, within
+
+
+def compiled_sizes(metrics: dict[str, Any]) -> int:
+    """Give for how many numbers of rows an expert function was compiled at most."""
+    operators = metrics.get("operators", {}).values()
+    return int(
+        max((each.get("compiled_sizes_peak", 0) for each in operators), default=0)
+    )

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optree
 from rich.console import Console
 
-from examples.corpus import Corpus
 from examples.moe_routing import dense, flow
-from examples.moe_routing.config import Settings
-from examples.moe_routing.inputs import TextFeed
-from examples.moe_routing.report import History, bytes_moved, follow
+from examples.moe_routing.flow import Job
+from examples.moe_routing.report import History, bytes_moved, compiled_sizes, follow
 from timelyml import Cluster
 from timelyml.runtime.signals import Interrupts
 
@@ -32,6 +31,8 @@ class Trained:
     weights: dict[str, Any]
     seconds: float
     metrics: dict[str, Any]
+    checkpoint: str | None = None
+    """The last one that was saved."""
     was_interrupted: bool = False
     """Whether a signal ended it early, after a whole step."""
 
@@ -51,63 +52,55 @@ class Trained:
             "bytes_between_workers": sum(between.values()),
             "bytes_within_workers": sum(within.values()),
             "bytes_by_edge": {name: between[name] + within[name] for name in between},
+            "compiled_sizes": compiled_sizes(self.metrics),
         }
 
 
 def train(
-    cluster: Cluster,
-    settings: Settings,
-    corpus: Corpus,
-    *,
-    console: Console,
-    steps: int | None = None,
-    feed: TextFeed | None = None,
+    cluster: Cluster, job: Job, *, console: Console, event_log: Path | None = None
 ) -> Trained:
     """Train on the workers of a cluster; blocks, and shows how far it is.
 
     SIGINT and SIGTERM end it after a whole step, with the weights learnt so far.
     """
-    history = History(settings)
+    history = History(job.settings, first=job.todo.start)
     began = time.perf_counter()
     with (
         Interrupts() as interrupts,
-        cluster.start(flow.build(settings, corpus, steps=steps, feed=feed)) as run,
+        cluster.start(flow.graph_of(job), event_log=event_log) as run,
     ):
         follow(
             run,
             history,
-            steps=settings.steps if steps is None else steps,
+            last=job.todo.stop,
             console=console,
             is_unwanted=lambda: interrupts.was_interrupted,
         )
         result = run.result()
     seconds = time.perf_counter() - began
+    saved = result[flow.SAVED] if job.checkpoints is not None else []
     return Trained(
         history,
-        flow.weights_of(settings, result),
+        flow.weights_of(job.settings, result),
         seconds,
         run.metrics(),
+        saved[-1][1] if saved else None,
         interrupts.was_interrupted,
     )
 
 
-def verify(
-    cluster: Cluster,
-    settings: Settings,
-    corpus: Corpus,
-    console: Console,
-    feed: TextFeed | None = None,
-) -> dict[str, Any]:
+def verify(cluster: Cluster, job: Job, console: Console) -> dict[str, Any]:
     """Train a few steps twice, on the cluster and as one dense program; compare.
 
     Returns:
         The largest relative difference of losses and of weights, and whether both
         are within the tolerance.
     """
-    steps = min(VERIFIED_STEPS, settings.steps)
-    ours = train(cluster, settings, corpus, console=console, steps=steps, feed=feed)
+    steps = min(VERIFIED_STEPS, job.settings.steps)
+    anew = replace(job, steps=steps, checkpoints=None, resume=None)
+    ours = train(cluster, anew, console=console)
     steps = len(ours.history.losses)
-    weights, losses = dense.train(settings, corpus, steps=steps)
+    weights, losses = dense.train(job.settings, job.corpus, steps=steps)
     loss_difference = float(
         np.max(np.abs(np.array(ours.history.losses) - losses) / np.abs(losses))
     )

@@ -14,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from examples.corpus import load_corpus
-from examples.moe_routing import dense, flow, model, program
+from examples.moe_routing import dense, flow, judging, model, program, resuming
 from examples.moe_routing.__main__ import main
 from examples.moe_routing.config import Settings
 from tests.examples.orders import run_in_order
@@ -24,15 +24,17 @@ ROOT = Path(__file__).parents[2]
 STEPS = 3
 TINY = Settings(
     num_experts=4,
+    layers=1,
+    heads=2,
     d_model=16,
-    d_byte=4,
     d_ff=24,
-    window=6,
-    batch=64,
+    window=8,
+    batch=8,
     steps=20,
     warmup_steps=4,
     learning_rate=1e-2,
     data_shards=2,
+    expert_shards=2,
 )
 # Float32 sums in another order, amplified by Adam over a few steps.
 TOLERANCE = 1e-4
@@ -47,7 +49,7 @@ def corpus(tmp_path_factory):
     for index in range(12):
         text = b" ".join(words[word] for word in rng.integers(0, 30, 120))
         (directory / f"{index}.txt").write_bytes(text)
-    return load_corpus(directory, window=6, train_bytes=1 << 14, held_out_bytes=1 << 12)
+    return load_corpus(directory, window=8, train_bytes=1 << 14, held_out_bytes=1 << 12)
 
 
 def learnt(result):
@@ -64,7 +66,8 @@ def check_agrees(result, settings, corpus, steps=STEPS):
     weights, losses = dense.train(settings, corpus, steps=steps)
     steps_seen, ours, _, counts = learnt(result)[:4]
     assert steps_seen.tolist() == list(range(steps))
-    assert (counts.sum(axis=1) == settings.batch * settings.top_k).all()
+    # by step and layer
+    assert (counts.sum(axis=2) == settings.tokens * settings.top_k).all()
     np.testing.assert_allclose(ours, losses, rtol=TOLERANCE)
     ours = flow.weights_of(settings, result)
     difference, where = dense.largest_difference(ours, weights)
@@ -88,10 +91,12 @@ def test_ten_orders_of_arrival_give_the_same_bits(corpus):
             assert ours.tobytes() == first.tobytes(), f"seed {seed}"
 
 
-def test_a_stopped_run_gives_the_weights_of_the_steps_it_did(corpus):
+def test_a_stopped_run_gives_the_weights_of_the_steps_it_did(corpus, tmp_path):
     settings = replace(TINY, steps=10_000)
+    checkpoints = resuming.checkpoints_at(tmp_path, 10, settings, corpus, resumed=None)
+    graph = flow.build(settings, corpus, checkpoints=checkpoints)
     with Cluster(workers=2, mode="threads") as cluster:
-        run = cluster.start(flow.build(settings, corpus), timeout_s=TIMEOUT_S)
+        run = cluster.start(graph, timeout_s=TIMEOUT_S)
         while len(run.batches(flow.REPORT)) < STEPS:
             assert not run.done(), run.result()
             run.record.wait_until(lambda: False, 0.01)
@@ -100,15 +105,20 @@ def test_a_stopped_run_gives_the_weights_of_the_steps_it_did(corpus):
     steps = len(result.batches(flow.REPORT))
     assert STEPS <= steps < settings.steps
     check_agrees(result, settings, corpus, steps=steps)
+    saved, _ = resuming.read(tmp_path)
+    assert saved.step == steps
+    ours = optree.tree_leaves(flow.weights_of(settings, result))
+    kept = optree.tree_leaves(resuming.weights_in(saved, settings))
+    assert [a.tobytes() for a in kept] == [a.tobytes() for a in ours]
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"top_k": 1},
+        {"top_k": 1, "layers": 2},
         {"top_k": 4},
-        {"num_experts": 7, "top_k": 3, "data_shards": 1},
-        {"data_shards": 4},
+        {"num_experts": 7, "top_k": 3, "data_shards": 1, "expert_shards": 7},
+        {"data_shards": 4, "expert_shards": 1},
     ],
 )
 def test_other_shapes_of_the_layer_agree_with_dense_jax(changes, corpus):
@@ -117,36 +127,53 @@ def test_other_shapes_of_the_layer_agree_with_dense_jax(changes, corpus):
     check_agrees(run_in_order(graph, 7), settings, corpus)
 
 
-def test_an_expert_without_tokens_is_skipped_and_agrees_with_dense_jax(
+def test_experts_without_tokens_are_skipped_and_agree_with_dense_jax(
     corpus, monkeypatch
 ):
-    drawn = model.init_embed
+    drawn = model.init_layer
 
-    def skewed(settings):
-        params = dict(drawn(settings))
-        params["table"] = np.abs(params["table"])
-        params["mix"] = np.abs(params["mix"])  # so that every row is positive
-        params["router"] = params["router"].copy()
-        params["router"][:, 1] = -1.0  # below all others for any such row
-        params["router"][:, 2] = 1.0
-        return params
+    def indifferent(settings, index):
+        layer = drawn(settings, index)
+        layer["moe"]["router"] *= 0  # all experts tie, and the first ones are taken
+        return layer
 
-    monkeypatch.setattr(model, "init_embed", skewed)
-    graph = flow.build(TINY, corpus, steps=STEPS)
+    monkeypatch.setattr(model, "init_layer", indifferent)
+    graph = flow.build(TINY, corpus, steps=1)
     result = run_in_order(graph, 3)
-    counts = learnt(result)[3]
-    assert (counts[:, 1] == 0).all()
-    assert (counts[:, 2] == TINY.batch).all()
-    check_agrees(result, TINY, corpus)
+    (counts,) = learnt(result)[3]
+    assert (counts == [TINY.tokens, TINY.tokens, 0, 0]).all()
+    check_agrees(result, TINY, corpus, steps=1)
 
 
-def test_the_program_prints_one_json_object_and_saves_a_picture(tmp_path):
-    picture = tmp_path / "routing.png"
-    options = "--small --json --verify --steps 6 --batch 64 --workers 2 --data-shards 1"
-    command = [sys.executable, "-m", "examples.moe_routing", *options.split()]
-    command += ["--picture", str(picture)]
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_a_resumed_run_goes_on_with_the_same_bits_on_other_workers(
+    corpus, tmp_path, num_workers
+):
+    checkpoints = resuming.checkpoints_at(tmp_path, 2, TINY, corpus, resumed=None)
+    run_in_order(flow.build(TINY, corpus, steps=2, checkpoints=checkpoints), 1)
+    whole = run_in_order(flow.build(TINY, corpus, steps=5), 2)
+
+    checkpoint, settings = resuming.read(tmp_path)
+    graph = flow.build(settings, corpus, steps=5, resume=checkpoint)
+    resumed = run_in_order(graph, 3, num_workers=num_workers)
+
+    *ours, weights = learnt(resumed)[:4], learnt(resumed)[4:]
+    *first, expected = learnt(whole)[:4], learnt(whole)[4:]
+    for got, all_of_it in zip(ours[0], first[0], strict=True):
+        assert got.tobytes() == all_of_it[2:].tobytes()
+    for got, wanted in zip(weights, expected, strict=True):
+        assert got.tobytes() == wanted.tobytes()
+
+
+@pytest.fixture(scope="module")
+def figures(tmp_path_factory):
+    """What a run of the program printed as JSON, and where it saved its model."""
+    directory = tmp_path_factory.mktemp("run")
+    options = "--small --json --verify --steps 6 --workers 2 --layers 1 --every 4"
+    options += f" --picture {directory / 'load.png'} --trace {directory / 'trace'}"
+    options += f" --checkpoints {directory / 'saved'}"
     done = subprocess.run(
-        command,
+        [sys.executable, "-m", "examples.moe_routing", *options.split()],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -155,13 +182,56 @@ def test_the_program_prints_one_json_object_and_saves_a_picture(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout)
+    return json.loads(done.stdout) | {"directory": directory}
+
+
+def test_the_program_prints_one_json_object_and_saves_a_picture(figures):
     assert figures["verify"]["passed"]
-    assert figures["steps"] == 6
-    assert figures["held_out_bits_per_byte"] > 0
-    assert len(figures["expert_shares"]) == figures["num_experts"] == 8
+    assert figures["steps"] == len(figures["losses"]) == 6
+    assert 0 < figures["held_out_bits_per_byte"] < 12
+    assert np.shape(figures["expert_shares"]) == (1, figures["num_experts"])
     assert figures["bytes_between_workers"] > 0
+    assert figures["compiled_sizes"] > 0
+    assert sum(figures["shares_of_time"].values()) == pytest.approx(1, abs=1e-3)
+    assert figures["shares_of_time"]["model"] > 0
     assert Path(figures["picture"]).exists()
+    names = [path.name for path in (figures["directory"] / "saved").iterdir()]
+    assert sorted(names) == ["step-000000004.checkpoint", "step-000000006.checkpoint"]
+
+
+def invoked(*options):
+    program = typer.Typer()
+    program.command()(main)
+    return CliRunner(env={"COLUMNS": "400"}).invoke(program, options)
+
+
+def test_a_model_that_was_saved_continues_a_text(figures):
+    saved = str(figures["directory"] / "saved")
+    options = "--checkpoints", saved, "--generate", "import ", "--length", "12"
+
+    first, again = (json.loads(invoked(*options, "--json").stdout) for _ in range(2))
+
+    assert first == again
+    assert first["step"] == 6
+    checkpoint, settings = resuming.read(Path(saved))
+    weights = resuming.weights_in(checkpoint, settings)
+    text = judging.generate(settings, weights, b"import ", num_bytes=12)
+    assert first["text"] == text.decode(errors="replace")
+
+
+def test_resuming_says_what_cannot_go_on(figures, tmp_path):
+    saved = figures["directory"] / "saved"
+    torn = tmp_path / "step-000000009.checkpoint"
+    torn.write_bytes((saved / "step-000000006.checkpoint").read_bytes()[:-5])
+    for directory, more, said in (
+        (saved, (), "--resume has nothing to do; got step 6 of 6"),
+        (saved, ("--layers", "2"), "--resume goes on with layers 1; got 2"),
+        (tmp_path, (), "checkpoint is torn or damaged"),
+        (tmp_path / "none", (), "checkpoint cannot be read"),
+    ):
+        done = invoked("--resume", "--checkpoints", str(directory), *more)
+        assert done.exit_code == 2
+        assert said in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize(
@@ -175,6 +245,12 @@ def test_the_program_prints_one_json_object_and_saves_a_picture(tmp_path):
         ("--batch 9 --data-shards 2", "--batch is uneven; got 9; expected a multiple"),
         ("--data-shards 0", "--data-shards is out of range; got 0"),
         ("--d-model 0", "--d-model is out of range; got 0"),
+        ("--d-model 36", "--d-model is uneven; got 36; expected a multiple of 8"),
+        ("--expert-shards 3", "--experts is uneven; got 8; expected a multiple of 3"),
+        ("--resume", "--resume needs a trained model; got no --checkpoints"),
+        ("--generate x", "--generate needs a trained model; got no --checkpoints"),
+        ("--trace .", "--trace is there already; got '.'"),
+        ("--checkpoints used", "checkpoints of another run are in the way"),
         ("--workers 0", "--workers is out of range; got 0"),
         ("--seed -1", "--seed is out of range; got -1; expected an integer, 0 to"),
         ("--picture routing.docx", "--picture has no known format; got 'routing.docx'"),
@@ -190,23 +266,21 @@ def test_options_that_cannot_work_end_with_a_sentence(
     (tmp_path / "file").touch()
     (tmp_path / "dir.png").mkdir()
     (tmp_path / "empty").mkdir()
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "step-000000001.checkpoint").touch()
     monkeypatch.chdir(tmp_path)
-    program = typer.Typer()
-    program.command()(main)
-    done = CliRunner(env={"COLUMNS": "400"}).invoke(program, options.split())
+    done = invoked(*options.split())
     assert done.exit_code == 2
     assert said in " ".join(done.stderr.split())
 
 
 def test_the_source_of_the_text_is_printed_as_it_is(tmp_path, corpus, capsys):
     long = tmp_path / "[bold]a name that is longer than a line of the terminal[red]"
-    settings = replace(TINY, steps=1, window=6)
+    settings = replace(TINY, steps=1)
     program.run(
-        settings,
-        replace(corpus, source=str(long)),
+        flow.Job(settings, replace(corpus, source=str(long))),
         workers=1,
         mode="threads",
-        read=None,
         picture=tmp_path / "[b]picture.png",
         verify=False,
         as_json=False,

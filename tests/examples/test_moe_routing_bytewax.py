@@ -27,17 +27,19 @@ TIMEOUT_S = 100
 MAX_EPOCHS_AHEAD = 4
 TINY = Settings(
     num_experts=4,
+    layers=1,
+    heads=2,
     d_model=16,
-    d_byte=4,
     d_ff=24,
-    window=6,
-    batch=64,
+    window=8,
+    batch=8,
     steps=20,
     warmup_steps=4,
     data_shards=2,
+    expert_shards=2,
 )
 ENDLESS = replace(TINY, steps=1_000_000)
-STEP_BYTES = 64 * (6 + 1 + 8 + 8)
+STEP_BYTES = 8 * (8 + 8 + 8 + 8)
 
 needs_bytewax = pytest.mark.skipif(
     importlib.util.find_spec("bytewax") is None, reason="no wheels for this Python"
@@ -53,7 +55,7 @@ def read(tmp_path_factory):
         text = b" ".join(words[word] for word in rng.integers(0, 30, 120))
         (directory / f"{index}.txt").write_bytes(text)
     return functools.partial(
-        load_corpus, directory, window=6, train_bytes=1 << 14, held_out_bytes=1 << 12
+        load_corpus, directory, window=8, train_bytes=1 << 14, held_out_bytes=1 << 12
     )
 
 

@@ -89,6 +89,27 @@ class Checkpoints:
                 option="about",
             ) from error
 
+    def check_free(self, resumed: Checkpoint | None = None) -> None:
+        """Refuse a directory with checkpoints that a run would not continue.
+
+        Their steps would be taken for newer ones than its own.
+
+        Raises:
+            CheckpointError: There are such, of any step or after the one resumed from.
+        """
+        first = 0 if resumed is None else resumed.step + 1
+        found = [
+            path for path in _files_in(Path(self.directory)) if _step_of(path) >= first
+        ]
+        if found:
+            wanted = "none there" if resumed is None else f"none after step {first - 1}"
+            raise CheckpointError(
+                f"checkpoints of another run are in the way; got {str(found[0])!r}; "
+                f"expected {wanted}; resume from the newest, remove them, or name "
+                "another directory",
+                path=str(found[0]),
+            )
+
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint, flush it to disk, and remove files beyond `keep`.
 
@@ -153,6 +174,11 @@ def _files_in(directory: Path) -> list[Path]:
     """Give the checkpoints of a directory, oldest step first."""
     found = directory.glob(f"step-*{SUFFIX}")
     return sorted(found, key=lambda path: (len(path.name), path.name))
+
+
+def _step_of(path: Path) -> int:
+    step = path.name.removeprefix("step-").removesuffix(SUFFIX)
+    return int(step) if step.isdigit() else 0
 
 
 def _write(file: IO[bytes], checkpoint: Checkpoint) -> None:

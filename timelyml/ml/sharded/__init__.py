@@ -11,6 +11,7 @@ from timelyml.ml.sharded.api import (
 )
 from timelyml.ml.sharded.columns import Column, Parameter, split
 from timelyml.ml.sharded.loops import Looped, repeat_while
+from timelyml.ml.sharded.naming import restored
 from timelyml.ml.sharded.updates import assemble
 from timelyml.ml.sharded.vocabulary import (
     Exchanged,
@@ -50,6 +51,7 @@ __all__ = [
     "merge",
     "repeat",
     "repeat_while",
+    "restored",
     "rows",
     "split",
     "total",

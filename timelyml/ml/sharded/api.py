@@ -168,9 +168,12 @@ def train_step(
 
     Raises:
         ConfigError: The optimiser looks across arrays, whose parts may be anywhere.
-        CheckpointError: `resume` is of other parameters or another optimiser.
+        CheckpointError: `resume` is of other parameters or another optimiser, or
+            checkpoints of another run are in the directory.
     """
     made_optimiser = Optimiser.of(optimiser)
+    if checkpoints is not None:
+        checkpoints.check_free(resume)
 
     def build(params: Any, *arguments: Any) -> Trained:
         traced = _trace(name, function, (params, *arguments))

@@ -48,6 +48,18 @@ def cut(array: Any, index: int, count: int) -> Any:
     return array[index * size : (index + 1) * size]
 
 
+def restored(params: Any, checkpoint: Checkpoint) -> Any:
+    """Give a tree like `params` with the arrays of a checkpoint.
+
+    Raises:
+        CheckpointError: It is of other parameters.
+    """
+    named, structure = jax.tree_util.tree_flatten_with_path(params)
+    expected = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in named}
+    _compare(checkpoint, "parameters", checkpoint.params, expected)
+    return jax.tree.unflatten(structure, [checkpoint.params[name] for name in expected])
+
+
 @dataclass(frozen=True, slots=True)
 class Naming:
     """Names what one operator holds of the state of an optimiser."""
