@@ -122,7 +122,9 @@ def run(
         raise typer.Exit(130)
     figures |= _figures(job, trained)
     if trace is not None:
-        figures["shares_of_time"] = shares.of_time(trace)
+        figures["shares_of_time"] = spent = shares.of_time(trace)
+        told = ", ".join(f"{what} {share:.1%}" for what, share in spent.items())
+        _say(console, f"time of the workers: {told}")
     report.show_tables(figures, trained.history, console)
     figures["picture"] = str(save_picture(trained.history, picture))
     _say(console, f"picture of the load of experts: {figures['picture']}")
