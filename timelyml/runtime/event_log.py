@@ -130,9 +130,12 @@ class EventLog:
         if batch is not None:
             self._note_batch(peer, batch, is_sent=False)
 
-    def turned(self, has_worked: bool) -> None:
-        """Note whether the worker's turn for the run did anything."""
-        if not has_worked and self._parked_ns is None:
+    def turned(self, has_work: bool) -> None:
+        """Note whether the worker's turn for the run left anything to do.
+
+        If not, it waits: there need not be another turn, which finds nothing, before.
+        """
+        if not has_work and self._parked_ns is None:
             self._parked_ns = self._now()
             if self._seconds() > self._epoch:
                 self._write()
@@ -165,7 +168,8 @@ class EventLog:
 
     def _add(self, event: LoggedEvent) -> None:
         if self._parked_ns is not None:
-            self._events.append(Park(self._parked_ns, self._worker, self._now()))
+            stopped = max(self._parked_ns, event.time_ns)  # a turn is noted afterwards
+            self._events.append(Park(self._parked_ns, self._worker, stopped))
             self._parked_ns = None
         self._events.append(event)
         if len(self._events) >= EVENTS_PER_BLOCK:

@@ -124,7 +124,7 @@ class Worker:
             has_worked = self._guarded(dataflow, dataflow.step)
             worked = has_worked or worked
             if dataflow.log is not None:
-                self._guarded(dataflow, dataflow.log.turned, has_worked)
+                self._guarded(dataflow, dataflow.log.turned, dataflow.has_work())
             if dataflow.generation in self._finishing and dataflow.is_done():
                 self._forget(dataflow.generation)
         return worked
