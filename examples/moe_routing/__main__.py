@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -134,6 +135,8 @@ def main(
         picture = checked_picture(picture)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+    if trace is not None:  # or the next to read a result pays for who computed it
+        os.environ["JAX_CPU_ENABLE_ASYNC_DISPATCH"] = "false"
     with HeldSignals():  # an interrupt breaks JAX while it loads, or gets lost in it
         from examples.moe_routing import program  # noqa: PLC0415  after what is quick
     if checkpoints is not None and generate is not None:

@@ -22,7 +22,8 @@ def of_time(trace: Path) -> dict[str, float]:
     and send; `routing` those of routers and of the sums of what experts gave back;
     `other operators` the rest of the turns; `progress` all that workers do between turns:
     progress tracking, frames, looking for messages that are there; `waiting` is when a
-    worker had nothing to do.
+    worker had nothing to do. Results must not be computed asynchronously, or whoever reads
+    one first pays for it.
     """
     flow = Dataflow("events")
     flow.replay(trace).collect()
