@@ -5,7 +5,8 @@ worker. OpByOp: one call for each. Chained: a program of 128 calls, as it is and
 `fuse=True`. Fused: one computation with a loop of 128. All run ahead of replies. Beside
 plain JAX in a process with the same devices and environment, which takes turns with them:
 its Fused beside Fused, its OpByOp beside all others. Each ratio is the median of the
-rounds' own ratios.
+rounds' own ratios. `--peers` adds Ray, by an actor that owns the devices, and by compiled
+graphs of it; needs the extra `peers`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from statistics import median
 from typing import Any
@@ -25,6 +26,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.peers.plain_jax import CHAIN, fused, step
+from benchmarks.peers.ray_side import ray_side
 from benchmarks.report import Report
 from timelyml import ml
 from timelyml.runtime.environment import worker_environment
@@ -53,22 +55,27 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=1024, help="in each round")
     parser.add_argument("--devices", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--peers", action="store_true", help="Ray too")
     options = parser.parse_args(argv)
     table = Report("Computations with a collective, beside plain JAX")
     for num_devices in options.devices:
         steps = options.steps * (STEPS_ON_ONE if num_devices == 1 else 1)
-        rounds = measure(num_devices, options.rounds, steps)
+        rounds = measure(num_devices, options.rounds, steps, with_peers=options.peers)
         add_rows(table, num_devices, rounds, steps)
     table.show(as_json=options.json)
     return 0
 
 
-def measure(num_devices: int, num_rounds: int, steps: int) -> list[dict[str, float]]:
+def measure(
+    num_devices: int, num_rounds: int, steps: int, *, with_peers: bool = False
+) -> list[dict[str, float]]:
     """Return, for each round, seconds by what was measured."""
     with (
         plain_jax(num_devices) as plain,
         ml.local(devices_per_island=num_devices) as client,
+        ExitStack() as stack,
     ):
+        peers = stack.enter_context(ray_side(num_devices)) if with_peers else {}
         slice_ = client.slice({"x": num_devices})
         cut = slice_.sharding(P("x"))  # type: ignore[no-untyped-call]  # JAX is typed in part
         first = client.put(np.zeros(num_devices, np.float32), cut)
@@ -91,6 +98,7 @@ def measure(num_devices: int, num_rounds: int, steps: int) -> list[dict[str, flo
             "fused": whole,
         }.items():
             runs[name] = partial(_timed_chain, function, first)
+        runs |= peers
         for warm_up in runs.values():
             warm_up(2 * CHAIN)
         return [
@@ -145,7 +153,7 @@ def add_rows(
     devices = "1_device" if num_devices == 1 else f"{num_devices}_devices"
     for what in rounds[0]:
         name = f"{what}_{devices}"
-        peer = "jax_fused" if what == "fused" else "jax"
+        peer = "jax_fused" if what.endswith("_fused") or what == "fused" else "jax"
         ratio = median(each[peer] / each[what] for each in rounds)
         aim = AIMS.get(name)
         table.add(
