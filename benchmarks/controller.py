@@ -102,7 +102,7 @@ class Side:
             self._core.heard(host, Present("cpu", "cpu", per_host), 0.0)
         self._say(AskSlice(1, ("x",), (size,)))
         (self._slice,) = self._core.slices
-        of, spec = ArrayType((size,), "float32", 4 * size), ("x",)
+        of, spec = ArrayType((size,), "float32", 4), ("x",)
         made = Computation(
             name="step", identity="step", mesh=LogicalMesh(("x",), (size,)),
             settings=Settings(), platform="cpu", stablehlo=b"", calling_convention=0,
