@@ -91,12 +91,15 @@ def boxes(sizes: Sequence[int], pool: Sequence[Device]) -> Iterator[tuple[Device
     rank = len(next(iter(at)))
     for layout in _layouts(tuple(sizes), rank):
         for corner in at:
-            places = [
-                tuple(c + step for c, step in zip(corner, offset, strict=True))
-                for offset in layout
-            ]
+            if _moved(corner, layout[-1]) not in at:
+                continue  # seen at once, or 2,048 devices would take a minute
+            places = [_moved(corner, offset) for offset in layout]
             if all(place in at for place in places):
                 yield tuple(at[place] for place in places)
+
+
+def _moved(corner: tuple[int, ...], offset: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(c + step for c, step in zip(corner, offset, strict=True))
 
 
 def _layouts(sizes: tuple[int, ...], rank: int) -> Iterator[list[tuple[int, ...]]]:
