@@ -22,6 +22,7 @@ from timelyml.ml.hosts.buffers import Buffer, BufferStore
 from timelyml.ml.hosts.compiling import Loaded
 from timelyml.ml.hosts.copies import HostCopy
 from timelyml.ml.hosts.messages import Done, Export, Pieces
+from timelyml.ml.hosts.paced import PacedArray
 from timelyml.ml.hosts.slices import gather, zeros
 from timelyml.ml.jax_private import is_ready
 from timelyml.runtime.failure import pack_error
@@ -209,7 +210,7 @@ class Waiter:
         over = [launch]
         while self._eaten and self._eaten[0][1] <= launch.sequence:
             over.insert(-1, self._eaten.popleft()[0])
-        now_ns = time.monotonic_ns()
+        now_ns = _ended_ns(launch)
         free_ns = [self._free_ns.get(device, 0) for device in self._devices]
         began_ns = max(over[0].started_ns, *free_ns, 0)
         self._free_ns.update(dict.fromkeys(self._devices, now_ns))
@@ -262,6 +263,13 @@ class Waiter:
                 return pack_failure(launch.executable, error), False
             return None, True
         return None, False
+
+
+def _ended_ns(launch: Launched) -> int:
+    """Return when a launch ended: now, unless its devices are paced and know better."""
+    arrays: list[Any] = [x.outputs[0] for x in launch.started if x.outputs]
+    known = [each.ready_ns for each in arrays if isinstance(each, PacedArray)]
+    return max(known) if known else time.monotonic_ns()
 
 
 def _await_any(arrays: Sequence[jax.Array]) -> None:
