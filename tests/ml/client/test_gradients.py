@@ -19,7 +19,8 @@ FLOAT32 = 1e-5
 
 @pytest.fixture(scope="module")
 def client():
-    with ml.local(islands=2, devices_per_island=2) as client:
+    quickly = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    with ml.local(islands=2, devices_per_island=2, environment=quickly) as client:
         yield client
 
 

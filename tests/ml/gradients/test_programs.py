@@ -56,7 +56,7 @@ def check(found, float32, float64):
 
 
 def test_gradients_of_random_programs_are_those_of_one_program_and_the_slope():
-    seeds = "2,3,16,21", "6,14"
+    seeds = "2,21", "8"
     check(on_devices(*seeds), *seeds)
 
 
