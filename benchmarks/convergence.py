@@ -24,6 +24,8 @@ from timelyml import ml
 
 TIMES_MS = (0.1, 0.2, 0.35, 0.6, 1.0, 2.0, 3.5, 5.0, 10.0)
 CONVERGED = 0.95
+MIN_CALLS = 64
+"""Or how long the first takes to come and the last to be heard of would count."""
 AIMS_MS = {2: 1.0, 16: 5.0}
 """By the number of hosts."""
 
@@ -66,7 +68,7 @@ def measure(
         rounds: list[dict[str, float]] = [{} for _ in range(num_rounds)]
         for name, time_s in times_s.items():
             run = ml.jit(named_step(name), slice=slice_, out_shardings=cut)
-            num_calls = max(8, round(seconds / time_s))
+            num_calls = max(MIN_CALLS, round(seconds / time_s))
             _timed(run, first, num_calls)
             for each in rounds:
                 plain_s = plain.run(name, num_calls)
