@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -14,7 +15,12 @@ from typing import Annotated, Any
 import typer
 
 from timelyml.cli_output import exit_codes
+from timelyml.runtime.environment import worker_environment
+from timelyml.runtime.launch_processes import python_path
 from timelyml.runtime.service import import_name
+
+STDIN = 0
+JOINING = "timelyml.ml.joining"
 
 
 class PolicyName(StrEnum):
@@ -147,22 +153,28 @@ def worker(
         ),
     ] = 30.0,
 ) -> None:
-    """Join a served cluster as a host, with the devices that JAX finds here.
+    """Join a served cluster as a host: of CPU devices, or what JAX_PLATFORMS names.
 
     Leaves on SIGTERM or SIGINT once nothing on its island is left; at once on a second.
     Exit codes: 0, it left or the server ended; 1, it lost the server; 2, it was refused.
     """
-    with exit_codes():
-        make: Callable[..., Any] = import_name("timelyml.ml.joining:Joining")
-        command_of: Callable[..., Any] = import_name("timelyml.ml.joining:command_of")
-        joining = make(join, key, island, hosts_per_island, devices, drain)
-        command, environment, line = command_of(joining)
-    # The process itself becomes the worker, so that signals reach it, once XLA's
-    # environment is set; the key does not show among its arguments.
+    values = {
+        "address": join,
+        "key": key,
+        "island": island,
+        "num_hosts": hosts_per_island,
+        "num_devices": devices,
+        "drain_s": drain,
+    }
+    environment = worker_environment(os.environ, num_devices=devices)
+    environment["PYTHONPATH"] = python_path(environment)
+    # The process itself becomes the worker, so that signals reach it, with what XLA needs
+    # in its environment; the key does not show among its arguments.
     reading, writing = os.pipe()
-    os.write(writing, line)
+    os.write(writing, json.dumps(values).encode() + b"\n")
     os.close(writing)
-    os.dup2(reading, sys.stdin.fileno())
+    os.dup2(reading, STDIN)
+    command = [sys.executable, "-P", "-m", JOINING]
     os.execve(command[0], command, environment)  # noqa: S606 - our own interpreter
 
 

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -32,7 +32,6 @@ from timelyml.ml.client.remote import JOIN_TIMEOUT_S, gate_address, random_peer
 from timelyml.ml.controller.gate import AskInvitation, GateAddress, Invited
 from timelyml.ml.hosts.service import HostService
 from timelyml.runtime.boot import endpoint_from_map
-from timelyml.runtime.environment import worker_environment
 from timelyml.runtime.guests import Invitation
 from timelyml.runtime.launch import make_worker
 from timelyml.runtime.loop import drive
@@ -72,18 +71,6 @@ class Joining:
                 f"hosts and no name; expected an island's name; pass --island",
                 option="island",
             )
-
-
-def command_of(joining: Joining) -> tuple[list[str], dict[str, str], bytes]:
-    """Return the command of a process that joins, its environment, and its stdin.
-
-    Raises:
-        ConfigError: The address or the key cannot be right.
-    """
-    gate_address(joining.address, joining.key)  # what can be seen at once
-    environment = worker_environment(os.environ, num_devices=joining.num_devices)
-    line = json.dumps(asdict(joining)).encode() + b"\n"
-    return [sys.executable, "-P", "-m", __name__], environment, line
 
 
 def invitation(address: GateAddress, where: str) -> Invitation:
@@ -209,9 +196,9 @@ class _Leaving:
 def main() -> None:
     """Join, serve, and leave with an exit code: 1, it failed; 2, it was refused."""
     faulthandler.enable()
-    joining = Joining(**json.loads(sys.stdin.buffer.readline()))
+    values = json.loads(sys.stdin.buffer.readline())
     try:
-        code = serve(joining)
+        code = serve(Joining(**values))
     except ConfigError as error:
         code = _complain(error, EXIT_REFUSED)
     except TimelyError as error:

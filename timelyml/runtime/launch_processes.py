@@ -73,7 +73,7 @@ class ProcessLauncher:
         self._environment = worker_environment(
             os.environ, num_devices=num_devices, overrides=environment
         )
-        self._environment["PYTHONPATH"] = _python_path(self._environment)
+        self._environment["PYTHONPATH"] = python_path(self._environment)
         self._cleanup = cleanup
         self._look_s = heartbeat_timeout_s / LOOKS_PER_TIMEOUT
         self._children: dict[int, _Child] = {}
@@ -354,7 +354,7 @@ def _describe_exit(code: int | None) -> str:
     return f"exited with code {code}"
 
 
-def _python_path(environment: Mapping[str, str]) -> str:
+def python_path(environment: Mapping[str, str]) -> str:
     """Let the child find this very package, wherever the driver found it."""
     root = str(Path(__file__).resolve().parents[2])
     present = environment.get("PYTHONPATH")

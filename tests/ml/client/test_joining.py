@@ -82,6 +82,9 @@ def test_a_slice_that_waited_is_given_devices_that_join_and_leave_in_peace(
     back = ml.jit(lambda x: x + 1, slice=mine)(twice)
     np.testing.assert_array_equal(back, ARRAY * 2 + 1)
 
+    moving = client.slice({"x": 1})
+    assert moving.island == waited.island, "the least loaded device is there"
+    y = client.put(ARRAY, moving.sharding())
     worker.send_signal(signal.SIGTERM)
     pair.close()
     waited.close()
@@ -90,6 +93,8 @@ def test_a_slice_that_waited_is_given_devices_that_join_and_leave_in_peace(
     del twice
     assert code_of(worker)[0] == 0
     np.testing.assert_array_equal(back, ARRAY * 2 + 1)
+    y = ml.jit(lambda x: x + 1, slice=moving)(y)
+    np.testing.assert_array_equal(y, ARRAY + 1)  # the slice has moved to where mine is
 
 
 def test_workers_form_an_island_whose_end_is_told_by_name(client, join):

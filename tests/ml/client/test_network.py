@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+from typer.testing import CliRunner
 
 from timelyml import ml
+from timelyml.cli import app
 from timelyml.errors import AdmissionError, ConfigError, PeerError, WireError
 from timelyml.exchange import CONTROLLER, AccessKey, Lane, ServerKeys
 from timelyml.ml.client.remote import RemoteLink
@@ -171,3 +174,36 @@ def test_a_client_that_was_closed_has_no_others(server):
     client.close()
     with pytest.raises(PeerError, match="the client was closed"):
         client.another()
+
+
+def test_a_loop_without_end_of_one_client_stops_no_other(server):
+    with ml.connect(server.path) as endless, ml.connect(server.path) as other:
+        s, t = endless.slice({"x": 2}), other.slice({"x": 2})
+        step, mine = (ml.jit(lambda x: x + x.sum(), slice=each) for each in (s, t))
+        is_over = threading.Event()
+
+        def loop():
+            x = np.zeros(2, np.float32)
+            while not is_over.is_set():
+                x = step(x)
+
+        thread = threading.Thread(target=loop)
+        thread.start()
+        for number in range(10):
+            x = np.full(2, number, np.float32)
+            np.testing.assert_array_equal(mine(x), np.full(2, number * 3.0))
+        assert thread.is_alive()
+        is_over.set()
+        thread.join()
+
+
+def test_the_commands_that_list_take_an_address_and_a_key(server, client):
+    client.slice({"x": 1})
+    options = [server.address, "--key", str(server.key_path)]
+    top = CliRunner().invoke(app, ["top", *options])
+    assert top.exit_code == 0
+    assert f"client {client._number}" in top.stdout
+    assert "priority" in top.stdout
+    refused = CliRunner().invoke(app, ["objects", server.address])
+    assert refused.exit_code == 2
+    assert "lets nobody in without its key" in refused.stderr
