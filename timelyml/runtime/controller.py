@@ -92,7 +92,8 @@ class Controller:
         self._touched: set[int] = set()
         self._checked = clock()
         self._suspicions: list[tuple[float, Callable[[], None]]] = []
-        self.guests = Guests(num_workers, transport, self.membership.endpoints)
+        members = self.membership.endpoints
+        self.guests = Guests(num_workers, transport, members, self._suspect)
         self.services = ServiceHost(
             services,
             "controller",

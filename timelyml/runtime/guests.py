@@ -72,6 +72,7 @@ class Guests:
         first: The index of the first.
         transport: The controller's.
         members: Returns where each worker listens that is there.
+        suspect: Does something after a moment, in which a better explanation may come.
     """
 
     def __init__(
@@ -79,10 +80,12 @@ class Guests:
         first: int,
         transport: Transport,
         members: Callable[[], Mapping[int, Endpoint | None]],
+        suspect: Callable[[Callable[[], None]], None],
     ) -> None:
         self._indices = itertools.count(first)
         self._transport = transport
         self._members = members
+        self._suspect = suspect
         self._services: ServiceHost | None = None  # until the workers can be reached
         self._invited: set[int] = set()
         self._early: list[tuple[int, Hello]] = []
@@ -123,10 +126,10 @@ class Guests:
                 self.lose(peer, f"is gone: {message.reason}")
             case Unreadable():
                 self.lose(peer, "sent what does not unpickle")
-            case LinkLost() if message.peer not in self._guests:
-                self.lose(peer, f"hears no more of worker {message.peer}")
-            case LinkLost() | Connected():
-                pass  # of another guest, whose own end is heard here too
+            case LinkLost():
+                self._suspect(lambda: self._part(peer, message))
+            case Connected():
+                pass
             case _:
                 return False
         return True
@@ -158,6 +161,12 @@ class Guests:
         self.deliver(index, Shutdown(), Lane.CONTROL)
         self._guests.pop(index, None)
         self._invited.discard(index)
+
+    def _part(self, index: int, lost: LinkLost) -> None:
+        """Give up a guest that hears no more of a peer, unless that is gone itself."""
+        if lost.peer == CONTROLLER or lost.peer in {*self._guests, *self._members()}:
+            what = f"hears no more of worker {lost.peer}: {lost.reason}"
+            self.lose(index, what)
 
     def _on_hello(self, index: int, message: Hello) -> None:
         self._invited.discard(index)
