@@ -6,6 +6,7 @@ import pytest
 
 from timelyml.exchange import CONTROLLER, Endpoint, LinkFailure
 from timelyml.runtime.guests import Guests
+from timelyml.runtime.membership import Membership, Phase
 from timelyml.runtime.messages import (
     HANDSHAKE,
     Connect,
@@ -141,3 +142,10 @@ def test_a_guest_without_a_controller_is_gone(place):
     place.guests.handle(index, LinkLost(index, CONTROLLER, "a gap"))
     place.later()
     assert index not in place.guests
+
+
+def test_a_cluster_that_only_has_guests_is_ready_at_once():
+    membership = Membership(0, 5.0, heartbeat_timeout_s=8.0)
+    assert membership.phase is Phase.READY
+    assert membership.overdue(100.0) == []
+    assert membership.next_deadline() == 102.0

@@ -165,7 +165,8 @@ class Membership:
         if self.phase in (Phase.STARTING, Phase.CONNECTING):
             return self._startup_deadline
         if self.phase is Phase.READY and self.heartbeat_timeout_s is not None:
-            first = min(member.last_heard for member in self.members)
+            heard = (member.last_heard for member in self.members)
+            first = min(heard, default=self._checked)
             # also at least that often, or our own pauses would look like silence
             often = self._checked + self.heartbeat_timeout_s / 4
             return min(first + self.heartbeat_timeout_s, often)
