@@ -230,7 +230,7 @@ class OperatorInstance:
         on_batch = self._on_batch
         if on_batch is None:
             return None
-        steps = on_batch(shard, delivery)
+        steps: Steps = on_batch(shard, delivery)  # mypyc would infer None
         return steps if steps is None else self._checked(steps)
 
     def _go_on(
