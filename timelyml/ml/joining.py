@@ -132,8 +132,7 @@ def serve(joining: Joining) -> int:
     worker = make_worker(invited.worker, transport, scratch.path, services)
     host: HostService = worker.service(SERVICE)
     leaving = _Leaving(worker, host, joining.drain_s, transport.wake)
-    signal.signal(signal.SIGTERM, leaving.on_signal)
-    signal.signal(signal.SIGINT, leaving.on_signal)
+    leaving.listen()
     print(f"joined {joining.address} as worker {invited.worker}", file=sys.stderr)  # noqa: T201
     try:
         drive(leaving, transport, leaving.is_over, time.monotonic)
@@ -156,6 +155,12 @@ class _Leaving:
         self._wake = wake
         self._is_asked = threading.Event()
         self._has_told = False
+        self._has_listened = False  # since its island was formed
+
+    def listen(self) -> None:
+        """Take signals; in the main thread."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self.on_signal)
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """Leave in peace; the second time, at once."""
@@ -167,6 +172,9 @@ class _Leaving:
 
     def step(self) -> bool:
         """Step the worker."""
+        if self._host.is_present and not self._has_listened:
+            self._has_listened = True
+            self.listen()  # JAX takes SIGTERM for itself where it joins processes
         if self._is_asked.is_set() and not self._has_told:
             self._has_told = True
             self._host.leave(self._drain_s)

@@ -118,6 +118,16 @@ def test_workers_form_an_island_whose_end_is_told_by_name(client, join):
     assert float(other(np.float32(1))) == 2.0
 
 
+@pytest.mark.slow
+def test_a_signal_lets_processes_leave_that_jax_has_joined(client, join):
+    workers = [join("--island", "two", "--hosts-per-island", "2") for _ in range(2)]
+    s = next(filter(None, iter(lambda: slice_on(client, "two"), object())))
+    assert float(ml.jit(lambda: np.float32(2), slice=s)()) == 2.0
+    s.close()
+    workers[0].send_signal(signal.SIGTERM)
+    assert [code_of(each)[0] for each in workers] == [0, 0]
+
+
 def is_refused(client):
     """Whether nobody gives two devices any more, as only the worker has so many."""
     found = slice_on(client, None)

@@ -60,6 +60,7 @@ class HostService:
             (),
         )
         self.refusal = ""
+        self.is_present = False
 
     def joined(self) -> None:
         """Form the island, and tell the controller what devices are here.
@@ -100,6 +101,7 @@ class HostService:
         devices = jax.local_devices()
         present = Present(devices[0].platform, devices[0].device_kind, len(devices))
         self._site.send(CONTROLLER, present, Lane.CONTROL)
+        self.is_present = True
 
     def handle(self, peer: int, body: Any) -> None:
         """Take an order of the controller, or pieces from anyone."""
