@@ -1,0 +1,1 @@
+"""Two tasks fine-tuned at once by two clients, on layers that they share."""

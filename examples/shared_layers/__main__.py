@@ -1,0 +1,105 @@
+"""Two clients fine-tune a task each, on layers that they share with each other.
+
+Run it with `python -m examples.shared_layers`; `--help` lists the options.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from examples.corpus import load_corpus
+from examples.shared_layers.config import Settings
+from timelyml.runtime.signals import HeldSignals
+
+SMALL = {"steps": 6, "rows": 8, "layers": 1, "d_model": 16, "length": 8}
+SMALL |= {"pretraining_steps": 4}
+TRAIN_BYTES = 1 << 20
+HELD_OUT_BYTES = 1 << 16
+ALLOWED = 1e-4
+"""How far losses may be off those of one program, relative to the largest."""
+_DEFAULT = Settings()
+
+
+def main(
+    *,
+    steps: Annotated[int | None, typer.Option(help="training steps")] = None,
+    pretraining_steps: Annotated[
+        int | None, typer.Option(help="steps of the shared layers before")
+    ] = None,
+    rows: Annotated[int | None, typer.Option(help="examples of each task")] = None,
+    layers: Annotated[int | None, typer.Option(help="shared blocks")] = None,
+    d_model: Annotated[int | None, typer.Option(help="width of the model")] = None,
+    length: Annotated[int | None, typer.Option(help="bytes of an example")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, help="text, file or directory; default: Python's own sources"
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="of weights and batches")] = 0,
+    small: Annotated[bool, typer.Option("--small", help="a toy, in seconds")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="compare with both tasks in one program")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print the figures as one JSON object")
+    ] = False,
+) -> None:
+    """Fine-tune two tasks at once; the shared layers see their examples as one batch."""
+    chosen = {
+        "steps": steps,
+        "pretraining_steps": pretraining_steps,
+        "rows": rows,
+        "layers": layers,
+        "d_model": d_model,
+        "length": length,
+    }
+    sizes = {
+        **(SMALL if small else {}),
+        **{key: value for key, value in chosen.items() if value is not None},
+    }
+    try:
+        settings = Settings(seed=seed, **sizes)
+        corpus = load_corpus(
+            None if data is None else data.resolve(),
+            window=settings.length + 1,
+            train_bytes=TRAIN_BYTES,
+            held_out_bytes=HELD_OUT_BYTES,
+        )
+    except (ValueError, OSError) as error:
+        raise typer.BadParameter(str(error)) from error
+    with HeldSignals():  # an interrupt breaks JAX while it loads, or gets lost in it
+        from examples.shared_layers import training  # noqa: PLC0415  after what is quick
+    trained = training.train(settings, corpus)
+    worst = None
+    if verify:
+        worst = training.off_reference(settings, corpus, trained)
+    figures = {
+        "steps": settings.steps,
+        "shared_calls": trained.shared_calls,
+        "rows_per_shared_call": settings.rows * len(trained.losses),
+        "steps_per_s": (settings.steps - 1) / trained.seconds,
+        "first_loss": {name: each[0] for name, each in trained.losses.items()},
+        "last_loss": {name: each[-1] for name, each in trained.losses.items()},
+    }
+    if worst is not None:
+        figures["off_one_program"] = worst
+    _show(figures, as_json=as_json)
+    if worst is not None and worst > ALLOWED:
+        raise typer.Exit(1)
+
+
+def _show(figures: dict[str, object], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(figures))
+        return
+    for name, value in figures.items():
+        print(f"{name.replace('_', ' ')}: {value}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
