@@ -48,7 +48,7 @@ from timelyml.ml.pipeline import (
     partition,
     pipeline,
 )
-from timelyml.ml.programs import OfflineClient, program
+from timelyml.ml.programs import OfflineClient, cond, program, switch, while_loop
 from timelyml.ml.sharded import rows, train_step
 
 __all__ = [
@@ -87,6 +87,7 @@ __all__ = [
     "combine",
     "compiled",
     "compute",
+    "cond",
     "connect",
     "count_choices",
     "cut_rows",
@@ -112,6 +113,8 @@ __all__ = [
     "routing_weights",
     "rows",
     "serve",
+    "switch",
     "train_step",
     "value_and_grad",
+    "while_loop",
 ]

@@ -193,6 +193,11 @@ def pack_error(error: TimelyError) -> bytes:
     return data
 
 
+def placed_error(data: bytes, where: str) -> bytes:
+    """Say in a packed error where it came from, without loading what is the user's."""
+    return dumps((None, data, where))
+
+
 def _plain(error: TimelyError) -> TimelyError:
     """Return the error without anything of the user's: only what it says and where."""
     kind = OperatorError if isinstance(error, OperatorError) else InvariantError
@@ -207,6 +212,10 @@ def unpack_error(data: bytes) -> TimelyError:
     """Rebuild the error of a `Failed` message; an unreadable one is an error too."""
     try:
         error, cause, notes = loads(data)
+        if error is None:  # by `placed_error`
+            known = unpack_error(cause)
+            known.args = (f"{known}; it was {notes}",)
+            return known
     except BaseException as problem:  # noqa: BLE001 - a class that exists only in the worker
         msg = (
             f"a worker's error cannot be read here; got {type(problem).__name__}: "

@@ -14,13 +14,8 @@ from timelyml.errors import PlacementError, ProgramError
 from timelyml.ml.functions import ArrayType, LogicalMesh, Settings, jit
 from timelyml.ml.programs import Call, Place, Program, Ref, Transfer, program
 from timelyml.ml.programs.fusion import fuse
-from timelyml.ml.programs.passes import (
-    drop_dead_calls,
-    insert_transfers,
-    place,
-    resharding,
-    same_cut,
-)
+from timelyml.ml.programs.passes import drop_dead_calls, place
+from timelyml.ml.programs.transfers import insert_transfers, resharding, same_cut
 
 PAIR = AbstractMesh((2,), ("data",))
 GRID = AbstractMesh((2, 2), ("data", "model"))

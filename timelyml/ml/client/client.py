@@ -24,7 +24,7 @@ from timelyml.ml.client.link import Link
 from timelyml.ml.client.programs import Programs
 from timelyml.ml.client.releases import Releases
 from timelyml.ml.client.resources import Resources
-from timelyml.ml.client.sharing import held, put_together, taken_apart
+from timelyml.ml.client.sharing import held, numbers_of, put_together, taken_apart
 from timelyml.ml.client.slices import Slice, SliceSharding, check_axes
 from timelyml.ml.controller.clients import Wishes
 from timelyml.ml.controller.estate import Moved
@@ -33,6 +33,7 @@ from timelyml.ml.controller.messages import (
     AskSlice,
     AskUsage,
     Call,
+    CancelCalls,
     ClientUsage,
     DropSlice,
     Fetch,
@@ -260,6 +261,10 @@ class Client:
                 self.send(Fetch(handle.buffer))
             self._inbox.wait(handle.is_known, timeout_s, repr(handle))
         return handle.elements()
+
+    def cancel(self, tree: Any) -> None:
+        """Drop what has not run of the calls that compute these handles; does not wait."""
+        self.send(CancelCalls(numbers_of(tree)))
 
     def release(self, buffer: int) -> None:
         """Let go of a value; told to the controller together with others."""

@@ -18,6 +18,7 @@ from timelyml.ml.functions.types import dtype_named
 from timelyml.ml.programs import Arg, Constant, Place, Program, ProgramCall, Ref
 from timelyml.ml.programs.lowering import run_passes
 from timelyml.ml.programs.shipped import Input, inputs_of, outputs_of
+from timelyml.ml.programs.splitter import split
 
 
 class Caller(Protocol):
@@ -134,8 +135,10 @@ class Programs:
         names = [each.name for each in traced.slices]
         places = {name: _place(self._slices[name]) for name in names}
         program = run_passes(traced, places).program
-        for _, call in program.calls():
-            self._caller.register(call.computation, self._slices[call.slice])
+        flow = None if program.is_regular else split(program)
+        for each in [program] if flow is None else flow.programs():
+            for _, call in each.calls():
+                self._caller.register(call.computation, self._slices[call.slice])
         inputs = tuple(
             (each, self._slices[str(each.value.slice)]) for each in inputs_of(program)
         )
@@ -152,7 +155,7 @@ class Programs:
         )
         number = next(self._numbers)
         is_sequential = dispatch == "sequential"
-        pickled = pickle.dumps(program)
+        pickled = pickle.dumps(flow or program)
         self._caller.send(RegisterProgram(number, pickled, given, is_sequential))
         refs = outputs_of(program)
         values = [program.value(ref) for ref in refs]

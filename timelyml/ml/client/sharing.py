@@ -36,6 +36,12 @@ def taken_apart(tree: Any, client: HandleOwner) -> tuple[tuple[int, ...], bytes]
     return tuple(leaf.buffer for leaf in leaves), structure
 
 
+def numbers_of(tree: Any) -> tuple[int, ...]:
+    """Return the buffers of the handles in a tree."""
+    leaves = jax.tree.leaves(tree)
+    return tuple(each.buffer for each in leaves if isinstance(each, Handle))
+
+
 def put_together(opened: Opened, handle_of: Callable[[OpenedBuffer], Handle]) -> Any:
     """Return the tree of handles that was published.
 

@@ -37,7 +37,9 @@ class Barriers:
                 continue
             names = self.of(work)
             needed = {each.program for each in work.before}
-            if names <= {slice_.name} and barred.isdisjoint(needed):
+            # Work in parts has no end that could be waited for; its parts are there too.
+            is_whole = not work.has_parts
+            if is_whole and names <= {slice_.name} and barred.isdisjoint(needed):
                 passing.update([work.program] if names else [])
             else:
                 barred.add(work.program)

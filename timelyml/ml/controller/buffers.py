@@ -235,6 +235,21 @@ class Buffers:
         self.follow(self.directory.fail([entry.buffer.number], error))
         self._answer_all(entry, error)
 
+    def refuse(
+        self,
+        client: int,
+        outs: tuple[int, ...],
+        outputs: Iterable[Buffer],
+        given: Iterable[int],
+        error: bytes,
+    ) -> None:
+        """Fail the results of work that does not even begin."""
+        for buffer in outputs:
+            self.fail(self.add(client, buffer), error)
+        for number in given:
+            self.follow(self.directory.give_up(client, number))
+        self._outbox.tell(client, Failed(1, outs, error))
+
     def unuse(self, entry: Entry, *, is_exported: bool = False) -> None:
         """Let go of a buffer that was used."""
         self.follow(self.directory.unuse(entry, is_exported=is_exported))

@@ -197,4 +197,4 @@ class Calls:
                 for position in computation.donated
                 if position < len(message.args)
             ]
-        self._dispatch.refuse(client, message.outs, outputs, given, error)
+        self._buffers.refuse(client, message.outs, outputs, given, error)

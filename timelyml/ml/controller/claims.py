@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from timelyml.ml.controller.readers import Readers
 from timelyml.ml.controller.records import SliceRecord
 from timelyml.ml.controller.work import CallRecord, Work
 from timelyml.ml.functions import Computation, MemoryNeeds
@@ -90,6 +91,22 @@ def waits_of(work: Work, works: Mapping[str, Work]) -> list[Work]:
         if each.program in works
         and not each.is_ordered
         and (each.num_waits or (each.slice, each.client) != (work.slice, work.client))
+    ]
+
+
+def work_before(work: Work, works: Mapping[str, Work], readers: Readers) -> list[Work]:
+    """Return the work that makes what other work takes, or reads what it destroys."""
+    found = {
+        producer.program: producer
+        for entry in work.args
+        if (producer := works.get(entry.producer or "")) is not None
+    }
+    for number in work.taken:
+        found.update((each.program, each) for each in readers.of(number))
+    return [
+        each
+        for each in found.values()
+        if not each.is_ordered and each is not work.parent
     ]
 
 

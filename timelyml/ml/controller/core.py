@@ -7,7 +7,7 @@ however many devices they have, but for the few numbers that each host must be t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from timelyml.errors import (
@@ -26,6 +26,7 @@ from timelyml.ml.controller.dispatching import Dispatch
 from timelyml.ml.controller.messages import (
     Call,
     CallProgram,
+    CancelCalls,
     DropSlice,
     Fetch,
     Put,
@@ -157,6 +158,8 @@ class Core:
                 self._programs.start(client, message)
             case Put():
                 self.buffers.put(client, message)
+            case CancelCalls():
+                self._cancel_makers(client, message.buffers)
             case Release():
                 released = self.buffers.directory.drop(client, message.buffers)
                 self.buffers.follow(released)
@@ -242,6 +245,7 @@ class Core:
 
     def flush(self) -> list[Effect]:
         """Return what follows from all events since the last call, in order."""
+        self._programs.go_on()
         self.places.step()
         self._let_go()
         return self._outbox.flush()
@@ -263,6 +267,16 @@ class Core:
             orders = {each.order for each in self._slices.values()}
             if island.order not in orders or deadline_s <= now_s:
                 self._give_up(island, has_left(host, island.name), deadline_s)
+
+    def _cancel_makers(self, client: int, numbers: Iterable[int]) -> None:
+        """Drop what is not ordered of the work of a client that makes buffers."""
+        entries = (self.buffers.directory.get(number) for number in numbers)
+        names = {entry.producer for entry in entries if entry is not None}
+        stopped = RunStoppedError("a call was cancelled; got that of its client")
+        self.dispatch.cancel(
+            lambda work: work.client == client and work.program in names,
+            pack_error(stopped),
+        )
 
     def _drop_slice(self, client: int, name: str) -> None:
         slice_ = self._slices.get(name)

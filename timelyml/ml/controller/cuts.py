@@ -181,6 +181,16 @@ class Known:
         if self.dispatch is Dispatch.SEQUENTIAL:
             self.most = 1
 
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return self.program.name
+
+    @property
+    def taken(self) -> list[Value]:
+        """What each of its inputs has to be."""
+        return [each.value for each in self.inputs]
+
     def stand(self, lowered: LoweredProgram, stands: tuple[object, ...]) -> None:
         """Take note of what the program is where its slices stand now."""
         self.lowered, self.stands = lowered, stands

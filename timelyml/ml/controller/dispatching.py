@@ -12,14 +12,14 @@ know (`calls.py`, `programs.py`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 
 from timelyml.errors import RunStoppedError, TimelyError
 from timelyml.ml.controller.awaited import Awaited
 from timelyml.ml.controller.barriers import Barriers
 from timelyml.ml.controller.buffers import Buffers
-from timelyml.ml.controller.claims import waits_of
+from timelyml.ml.controller.claims import waits_of, work_before
 from timelyml.ml.controller.clients import Clients
 from timelyml.ml.controller.code import Code
 from timelyml.ml.controller.messages import Failed
@@ -27,7 +27,7 @@ from timelyml.ml.controller.readers import Readers
 from timelyml.ml.controller.records import Outbox, SliceRecord
 from timelyml.ml.controller.turns import InTurn
 from timelyml.ml.controller.usage import DeviceTime
-from timelyml.ml.controller.work import Work
+from timelyml.ml.controller.work import Work, is_heir
 from timelyml.ml.hosts import Done
 from timelyml.ml.scheduling import (
     Effect,
@@ -80,6 +80,7 @@ class Dispatch:
         self._barriers = Barriers(slices, buffers.held)
         self._num_moves = 0
         self._turns = InTurn()
+        self._parts_over: deque[tuple[Work, Mapping[int, bytes]]] = deque()
 
     def __len__(self) -> int:
         return len(self._works)
@@ -90,11 +91,23 @@ class Dispatch:
         Raises:
             AdmissionError: Its client has as much as it may.
         """
+        self.take(work, outputs)
+        self._soon(self._claim, [work.program])
+
+    def take(self, work: Work, outputs: Iterable[Buffer]) -> None:
+        """Take work that does nothing itself; its owner starts its parts one by one.
+
+        The last of them, its `heir`, ends it.
+
+        Raises:
+            AdmissionError: As `start`.
+        """
         directory, admission = self._buffers.directory, self._buffers.admission
         outputs = list(outputs)
-        admission.check_call(work.client, outputs, work.given)
-        admission.begin_call(work.client)
-        work.before = self._before(work)
+        if work.parent is None:
+            admission.check_call(work.client, outputs, work.given)
+            admission.begin_call(work.client)
+        work.before = work_before(work, self._works, self._readers)
         for entry in work.uses:
             directory.use(entry)
         for entry in work.exported:
@@ -102,7 +115,7 @@ class Dispatch:
         self._readers.add(work)
         for number in work.given:
             self._buffers.follow(directory.give_up(work.client, number))
-        work.results = [
+        work.results += [
             self._buffers.add(work.client, buffer, work.program) for buffer in outputs
         ]
         for entry in work.results:
@@ -111,7 +124,6 @@ class Dispatch:
         for name in work.slices:
             self._slices[name].num_calls += 1
         work.num_moves = self._num_moves
-        self._soon(self._claim, [work.program])
 
     def close(self, slice_: SliceRecord, *, is_in_turn: bool) -> None:
         """Let nothing begin on a slice that has not asked for its memory.
@@ -138,21 +150,10 @@ class Dispatch:
         for thing in (_SLICE, *slice_.loaded):  # what is compiled elsewhere may be here
             self._soon(self._claim, self._unknown.provide((thing, slice_.name)))
 
-    def refuse(
-        self,
-        client: int,
-        outs: tuple[int, ...],
-        outputs: Iterable[Buffer],
-        given: Iterable[int],
-        error: bytes,
-    ) -> None:
-        """Fail the results of work that does not even begin."""
-        directory = self._buffers.directory
-        for buffer in outputs:
-            self._buffers.fail(self._buffers.add(client, buffer), error)
-        for number in given:
-            self._buffers.follow(directory.give_up(client, number))
-        self._outbox.tell(client, Failed(1, outs, error))
+    def parts_over(self) -> Iterator[tuple[Work, Mapping[int, bytes]]]:
+        """Return the parts that are over, and the errors of what they did not make."""
+        while self._parts_over:
+            yield self._parts_over.popleft()
 
     def compiled(self, identity: str, slice_name: str) -> None:
         """Go on with work that waited for what a computation takes."""
@@ -204,24 +205,13 @@ class Dispatch:
                 self._finish(self._works[effect.program], effect.outcome)
 
     def _cancel(self, work: Work, error: bytes) -> None:
-        if work.program not in self._works or work.is_ordered:
+        if work.program not in self._works or work.is_ordered or work.heir is not None:
             return
         if work.is_begun:
             work.error = work.error or error
             self.follow(self.islands.cancel(work.program))
         elif not work.is_claimed:
             self._drop(work, error)
-
-    def _before(self, work: Work) -> list[Work]:
-        """Work that makes what other work takes, or reads what it destroys."""
-        found = {
-            producer.program: producer
-            for entry in work.args
-            if (producer := self._works.get(entry.producer or "")) is not None
-        }
-        for number in work.taken:
-            found.update((each.program, each) for each in self._readers.of(number))
-        return [each for each in found.values() if not each.is_ordered]
 
     def _unmet(self, work: Work) -> list[object]:
         """What has to be known or done before work may ask for its memory."""
@@ -272,6 +262,9 @@ class Dispatch:
             partial(self._drop, work),
         )
         self._soon(self._claim, self._unknown.provide(work.program))
+        if is_heir(work):
+            work.parent.is_claimed = True
+            self._soon(self._claim, self._unknown.provide(work.parent.program))
 
     def _begin(self, work: Work) -> None:
         """Let hosts prepare work that has its memory, and have it ordered."""
@@ -306,7 +299,12 @@ class Dispatch:
         if not work.is_ordered:
             return []
         self._readers.remove(work)
-        return self._open_dependants(work)
+        opened = self._open_dependants(work)
+        if is_heir(work):
+            work.parent.is_ordered = True
+            self._readers.remove(work.parent)
+            opened += self._open_dependants(work.parent)
+        return opened
 
     def _open_dependants(self, work: Work) -> list[tuple[str, Effect]]:
         opened: list[tuple[str, Effect]] = []
@@ -339,12 +337,13 @@ class Dispatch:
         }
         is_clear = work.error is not None and not (work.is_apart and work.is_begun)
         if is_clear or self._unsettled.wait(work.program, producers):
-            self._settle(work)
+            self.settle(work)
 
-    def _settle(self, work: Work) -> None:
+    def settle(self, work: Work) -> None:
         """Say what became of the results of work."""
         del self._works[work.program]
-        self._buffers.admission.end_call(work.client)
+        if work.parent is None or is_heir(work):
+            self._buffers.admission.end_call(work.client)
         self._barriers.passed(work)
         fates = work.owner.fates(work)
         good = []
@@ -357,11 +356,18 @@ class Dispatch:
             else:
                 good.append(out)
         self._buffers.follow(self._buffers.directory.ready(good))
+        if work.parent is not None and not is_heir(work):
+            self._parts_over.append((work, fates))
+            self._end(work)
+            return
         for error in dict.fromkeys(fates.values()):
             outs = tuple(out for out in work.outs if fates.get(out) == error)
             self._outbox.tell(work.client, Failed(0, outs, error))
         self._outbox.finished(work.client, tuple(good), work.values)
         self._end(work)
+        if is_heir(work):
+            del self._works[work.parent.program]
+            self._end(work.parent)
 
     def _end(self, work: Work) -> None:
         if work.is_begun:
@@ -377,7 +383,7 @@ class Dispatch:
         if not work.is_ordered:
             self._free_dependants(work)
         self._soon(self._claim, self._unknown.provide(work.program))
-        self._soon(self._settle, self._unsettled.provide(work.program))
+        self._soon(self.settle, self._unsettled.provide(work.program))
         for name in work.slices:
             slice_ = self._slices[name]
             slice_.num_calls -= 1

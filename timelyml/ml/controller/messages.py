@@ -113,6 +113,13 @@ class CallProgram:
 
 
 @dataclass(frozen=True, slots=True)
+class CancelCalls:
+    """Drop what has not run of the calls that make these buffers."""
+
+    buffers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """The client does not need these buffers any more."""
 
@@ -348,8 +355,8 @@ class Closed:
 
 
 REQUESTS = (
-    AskSlice, DropSlice, Register, RegisterProgram, Put, Call, CallProgram, Release,
-    Fetch, Publish, Open, Unpublish, Watch, AskObjects, AskUsage, ChangeSlice,
+    AskSlice, DropSlice, Register, RegisterProgram, Put, Call, CallProgram,
+    CancelCalls, Release, Fetch, Publish, Open, Unpublish, Watch, AskObjects, AskUsage, ChangeSlice,
     ChangeDevices, AskDevices,
 )  # fmt: skip
 """What clients say."""

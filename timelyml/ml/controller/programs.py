@@ -8,117 +8,27 @@ from __future__ import annotations
 
 import itertools
 import pickle
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from timelyml.errors import HandleError, ProgramError, TimelyError
 from timelyml.ml.controller.buffers import Buffers, no_such_slice
 from timelyml.ml.controller.code import Code
 from timelyml.ml.controller.cuts import Ancestry, Cut, Known
 from timelyml.ml.controller.dispatching import Dispatch
+from timelyml.ml.controller.flow_calls import KnownFlow
+from timelyml.ml.controller.flows import Flows
 from timelyml.ml.controller.messages import CallProgram, RegisterProgram
+from timelyml.ml.controller.program_calls import ProgramRecord
 from timelyml.ml.controller.records import Outbox, SliceRecord
 from timelyml.ml.controller.work import Work
 from timelyml.ml.hosts import Cancel, Done, LoadProgram, Run
-from timelyml.ml.programs import LoweredProgram, Lowerings
+from timelyml.ml.programs import LoweredProgram, Lowerings, Value
+from timelyml.ml.programs.flows import WholeFlow
 from timelyml.ml.programs.lowering import lower_again
 from timelyml.ml.scheduling import Dispatch as When
 from timelyml.ml.scheduling import Grant, SpreadGraph
 from timelyml.ml.store import Buffer, Claim, Entry
 from timelyml.runtime.failure import pack_error, unpack_error
-
-
-@dataclass(slots=True)
-class ProgramRecord:
-    """A call of a program that is not over.
-
-    Attributes:
-        owner: Who knows what it is made of.
-        cut: Its blocks.
-        args: What it takes, in the order of its inputs.
-        copied: Inputs whose memory it would take, but others use them.
-        ordered: Its blocks that are ordered.
-        reports: How many hosts have said of a block that it is over.
-        errors: Pickled, by the gang that failed.
-        run: What hosts are told of it, once it begins.
-        told: Hosts that know of it.
-    """
-
-    program: str
-    client: int
-    owner: Any
-    known: Known
-    lowered: LoweredProgram
-    cut: Cut
-    args: list[Entry]
-    outs: tuple[int, ...]
-    copied: tuple[int, ...]
-    uses: list[Entry]
-    results: list[Entry] = field(default_factory=list)
-    before: list[Work] = field(default_factory=list)
-    is_claimed: bool = False
-    is_begun: bool = False
-    num_waits: int = 0
-    num_moves: int = 0
-    dependants: list[tuple[str, int, int]] = field(default_factory=list)
-    error: bytes | None = None
-    values: dict[int, Any] = field(default_factory=dict)
-    ordered: set[int] = field(default_factory=set)
-    reports: dict[int, int] = field(default_factory=dict)
-    errors: dict[int, bytes] = field(default_factory=dict)
-    run: Run | None = None
-    told: set[int] = field(default_factory=set)
-
-    @property
-    def slice(self) -> str:
-        """The slice where it is, or a name of its own if it is on several."""
-        slices = self.slices
-        return slices[0] if len(slices) == 1 else f"program {self.program}"
-
-    @property
-    def slices(self) -> tuple[str, ...]:
-        """All slices that it uses."""
-        return self.known.slices
-
-    @property
-    def is_placed(self) -> tuple[bool, ...]:
-        """All arguments are taken where they lie."""
-        return (True,) * len(self.args)
-
-    @property
-    def exported(self) -> list[Entry]:
-        """Arguments that are sent elsewhere."""
-        return [self.args[number] for number in self.cut.sent]
-
-    @property
-    def given(self) -> tuple[int, ...]:
-        """Buffers that its client gives away to it."""
-        return tuple(self.args[each].buffer.number for each in self.known.given)
-
-    @property
-    def taken(self) -> tuple[int, ...]:
-        """Buffers whose memory it takes where they are."""
-        return tuple(
-            self.args[number].buffer.number
-            for number in self.known.destroyed
-            if number not in self.copied and number not in self.cut.sent
-        )
-
-    @property
-    def is_ordered(self) -> bool:
-        """Whether all of its blocks are."""
-        return len(self.ordered) == len(self.cut.blocks)
-
-    @property
-    def has_run(self) -> bool:
-        """Whether hosts keep what it makes: all but where they drop what is left."""
-        return self.is_ordered or bool(self.ordered and self.is_apart)
-
-    @property
-    def is_apart(self) -> bool:
-        """Yes: what of it can run does."""
-        return True
 
 
 class Programs:
@@ -146,15 +56,17 @@ class Programs:
         self._code = code
         self._outbox = outbox
         self._lowerings = Lowerings(make=lower_again)
-        self._known: dict[tuple[int, int], Known] = {}
+        self._known: dict[tuple[int, int], Known | KnownFlow] = {}
         self._cut_numbers = itertools.count(1)
         self._call_numbers = itertools.count(1)
+        self._flows = Flows(dispatch, buffers, slices, self)
 
     def register(self, client: int, message: RegisterProgram) -> None:
         """Learn a program."""
         when = When.SEQUENTIAL if message.is_sequential else When.PARALLEL
         program = pickle.loads(message.pickled)  # noqa: S301 - of an authenticated client
-        self._known[client, message.program] = Known(program, when, message.given)
+        make = KnownFlow if isinstance(program, WholeFlow) else Known
+        self._known[client, message.program] = make(program, when, message.given)
 
     def forget_slice(self, slice_name: str) -> None:
         """Drop the programs that use a slice which is gone."""
@@ -175,17 +87,28 @@ class Programs:
                     f"expected it to be; register it, and keep its slices"
                 )
             given = [message.inputs[each] for each in known.given]
-            outputs = self._outputs(message, known)
-            self._start(client, message, known, outputs)
+            outputs = self.outputs(message.outs, known.outputs, known.name)
+            args = self._args(client, message, known)
+            self._check_slices(client, known.slices)
+            if isinstance(known, KnownFlow):
+                self._flows.start(
+                    f"p{next(self._call_numbers)}", client, known, args, outputs
+                )
+            else:
+                self._start(client, known, args, outputs)
         except TimelyError as error:
             refused = pack_error(error)
-            self._dispatch.refuse(client, message.outs, outputs, given, refused)
+            self._buffers.refuse(client, message.outs, outputs, given, refused)
 
     def place_again(self, work: ProgramRecord) -> None:
         """Lower a call for where its slices stand now."""
         if self.refusal(work) is None:
             work.lowered = self._lowered(work.known)
             work.cut = self._cut(work.known, work.lowered)
+
+    def go_on(self) -> None:
+        """Take the next steps of programs that have branches and loops."""
+        self._flows.go_on()
 
     def codes(self, work: ProgramRecord) -> tuple[tuple[str, str], ...]:
         """Return what has to be compiled for a call."""
@@ -273,7 +196,7 @@ class Programs:
         for number, out in enumerate(work.outs):
             inputs, gangs = ancestry.of(number)
             causes = [work.args[each].error for each in sorted(inputs)]
-            causes += [work.errors.get(each) for each in gangs]
+            causes += [work.failure(each) for each in gangs]
             cause = next((each for each in causes if each is not None), None)
             if cause is not None:
                 fates[out] = cause
@@ -286,24 +209,55 @@ class Programs:
             self._outbox.book(host).cancels.append(cancel)
 
     def _start(
-        self, client: int, message: CallProgram, known: Known, outputs: list[Buffer]
+        self, client: int, known: Known, args: list[Entry], outputs: list[Buffer]
     ) -> None:
-        for name in known.slices:
-            slice_ = self._slices.get(name)
-            if slice_ is None or slice_.client != client or slice_.is_dropped:
-                raise no_such_slice(name)
-            if slice_.error is not None:
-                raise unpack_error(slice_.error)
-        lowered = self._lowered(known)
-        args = self._args(client, message, known)
         directory = self._buffers.directory
-        copied = tuple(
+        taken = [
             number
-            for number in known.destroyed
-            if number not in known.given
-            or not directory.may_donate(client, args[number])
-        )
-        work = ProgramRecord(
+            for number in known.given
+            if directory.may_donate(client, args[number])
+        ]
+        work = self._record(client, known, args, outputs, taken)
+        self._dispatch.start(work, outputs)
+
+    def part(
+        self,
+        whole: Work,
+        known: Known,
+        args: list[Entry],
+        outputs: Sequence[Buffer],
+        taken: Collection[int],
+        *,
+        where: str,
+    ) -> ProgramRecord:
+        """Return a part of other work, to be started.
+
+        Args:
+            whole: What it is part of.
+            known: What it runs.
+            args: What it takes.
+            outputs: What it makes.
+            taken: Those of its inputs whose memory it may take.
+            where: For errors.
+
+        Raises:
+            TimelyError: A slice is gone.
+        """
+        self._check_slices(whole.client, known.slices)
+        work = self._record(whole.client, known, args, outputs, taken)
+        work.parent, work.where = whole, where
+        return work
+
+    def _record(
+        self,
+        client: int,
+        known: Known,
+        args: list[Entry],
+        outputs: Sequence[Buffer],
+        taken: Collection[int],
+    ) -> ProgramRecord:
+        lowered = self._lowered(known)
+        return ProgramRecord(
             f"p{next(self._call_numbers)}",
             client,
             self,
@@ -311,11 +265,18 @@ class Programs:
             lowered,
             self._cut(known, lowered),
             args,
-            message.outs,
-            copied,
+            tuple([each.number for each in outputs]),
+            tuple([each for each in known.destroyed if each not in taken]),
             list({id(each): each for each in args}.values()),
         )
-        self._dispatch.start(work, outputs)
+
+    def _check_slices(self, client: int, names: Iterable[str]) -> None:
+        for name in names:
+            slice_ = self._slices.get(name)
+            if slice_ is None or slice_.client != client or slice_.is_dropped:
+                raise no_such_slice(name)
+            if slice_.error is not None:
+                raise unpack_error(slice_.error)
 
     def _lowered(self, known: Known) -> LoweredProgram:
         """Return a program for where its slices stand now."""
@@ -338,11 +299,13 @@ class Programs:
                 self._outbox.send(host, LoadProgram(number, pickled))
         return cut
 
-    def _args(self, client: int, message: CallProgram, known: Known) -> list[Entry]:
+    def _args(
+        self, client: int, message: CallProgram, known: Known | KnownFlow
+    ) -> list[Entry]:
         found = []
-        for number, wanted in zip(message.inputs, known.inputs, strict=True):
+        for number, value in zip(message.inputs, known.taken, strict=True):
             entry = self._buffers.directory.readable(client, number)
-            value, buffer = wanted.value, entry.buffer
+            buffer = entry.buffer
             lies = buffer.placement, buffer.spec, buffer.type
             if lies != (value.slice, value.spec, value.type):
                 raise HandleError(
@@ -355,16 +318,17 @@ class Programs:
             found.append(entry)
         return found
 
-    def _outputs(self, message: CallProgram, known: Known) -> list[Buffer]:
+    def outputs(
+        self, outs: Sequence[int], values: Sequence[Value], name: str
+    ) -> list[Buffer]:
+        """Return the buffers that a program or a part of it makes."""
         found = []
-        for number, (out, value) in enumerate(
-            zip(message.outs, known.outputs, strict=True)
-        ):
-            label = f"output {number} of program {known.program.name}"
-            name, spec = str(value.slice), value.spec or ()
-            slice_ = self._slices.get(name)
+        for number, (out, value) in enumerate(zip(outs, values, strict=True)):
+            label = f"output {number} of program {name}"
+            where, spec = str(value.slice), value.spec or ()
+            slice_ = self._slices.get(where)
             if slice_ is None:
-                found.append(Buffer(out, name, value.type, spec, 0, 0, label))
+                found.append(Buffer(out, where, value.type, spec, 0, 0, label))
             else:
                 found.append(slice_.new_buffer(out, value.type, spec, label))
         return found

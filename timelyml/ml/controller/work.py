@@ -29,6 +29,8 @@ class Work(Protocol):
         dependants: Gangs that may be ordered once this is, and their slot for it.
         error: Pickled, why it, or some of it, did not run.
         values: Small results.
+        parent: The work that it is part of, if it is.
+        heir: The part of it with which it ends, if it has parts and this one has begun.
     """
 
     results: list[Entry]
@@ -38,6 +40,18 @@ class Work(Protocol):
     num_waits: int
     num_moves: int
     error: bytes | None
+
+    @property
+    def parent(self) -> Any:
+        """What it is part of."""
+
+    @property
+    def heir(self) -> Any:
+        """The part with which it ends."""
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether it does nothing itself."""
 
     @property
     def program(self) -> str:
@@ -204,6 +218,19 @@ class CallRecord:
         return tuple(self.args[each].buffer.number for each in donated)
 
     @property
+    def parent(self) -> None:
+        """None: it stands for itself."""
+
+    @property
+    def heir(self) -> None:
+        """None: it has no parts."""
+
+    @property
+    def has_parts(self) -> bool:
+        """No: it is one launch."""
+        return False
+
+    @property
     def has_run(self) -> bool:
         """Whether it was ordered, and so launched."""
         return self.is_ordered
@@ -221,3 +248,8 @@ class CallRecord:
             for position in self.computation.donated
             if self.is_placed[position] and position not in self.copied
         )
+
+
+def is_heir(work: Work) -> bool:
+    """Whether it is the part with which other work ends."""
+    return work.parent is not None and work.parent.heir is work

@@ -1,5 +1,7 @@
 """Programs of compiled functions: traced into a graph, and lowered for its workers."""
 
+from timelyml.ml.programs.control import cond, switch, while_loop
+from timelyml.ml.programs.flows import Flow, WholeFlow
 from timelyml.ml.programs.ir import Program
 from timelyml.ml.programs.layout import Layout, Move, Piece
 from timelyml.ml.programs.lowered import (
@@ -17,11 +19,14 @@ from timelyml.ml.programs.lowering import Lowerings, lower
 from timelyml.ml.programs.memory import scratch_bytes
 from timelyml.ml.programs.nodes import (
     Arg,
+    Branch,
     Call,
     Constant,
+    Loop,
     Node,
     Place,
     Ref,
+    Region,
     Route,
     SliceNode,
     Transfer,
@@ -30,6 +35,7 @@ from timelyml.ml.programs.nodes import (
 from timelyml.ml.programs.offline import OfflineClient, OfflineSlice
 from timelyml.ml.programs.placeholders import Placeholder
 from timelyml.ml.programs.recorder import Recorder
+from timelyml.ml.programs.splitter import split
 from timelyml.ml.programs.tracing import (
     ProgramCall,
     ProgramFunction,
@@ -39,11 +45,14 @@ from timelyml.ml.programs.tracing import (
 
 __all__ = [
     "Arg",
+    "Branch",
     "Call",
     "Constant",
+    "Flow",
     "Instruction",
     "Launch",
     "Layout",
+    "Loop",
     "LoweredProgram",
     "Lowerings",
     "Move",
@@ -62,6 +71,7 @@ __all__ = [
     "Receive",
     "Recorder",
     "Ref",
+    "Region",
     "Release",
     "Route",
     "Send",
@@ -69,7 +79,12 @@ __all__ = [
     "Slot",
     "Transfer",
     "Value",
+    "WholeFlow",
+    "cond",
     "lower",
     "program",
     "scratch_bytes",
+    "split",
+    "switch",
+    "while_loop",
 ]

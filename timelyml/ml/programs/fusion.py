@@ -20,7 +20,16 @@ from timelyml.ml.functions.loading import exported
 from timelyml.ml.functions.types import abstract_array
 from timelyml.ml.programs.estimates import estimate_ns
 from timelyml.ml.programs.ir import Program
-from timelyml.ml.programs.nodes import Call, Ref, Route, Transfer
+from timelyml.ml.programs.nodes import (
+    Branch,
+    Call,
+    Loop,
+    Ref,
+    Region,
+    Route,
+    Transfer,
+    with_regions,
+)
 from timelyml.ml.programs.rebuild import Rebuilder
 
 BLOCK_NS = 1_000_000
@@ -49,9 +58,19 @@ def fuse(program: Program, *, block_ns: int = BLOCK_NS) -> Program:
     for members in blocks.ordered():
         if len(members) == 1:
             rebuilder.keep(members[0])
+            node = rebuilder.nodes[-1]
+            if isinstance(node, Branch | Loop):
+                rebuilder.nodes[-1] = with_regions(
+                    node, lambda region: _fused_region(program, region, block_ns)
+                )
         else:
             _join(program, members, rebuilder)
     return rebuilder.program()
+
+
+def _fused_region(program: Program, region: Region, block_ns: int) -> Region:
+    found = fuse(program.inside(region), block_ns=block_ns)
+    return Region(found.nodes, found.results)
 
 
 @dataclass(slots=True)
@@ -78,7 +97,10 @@ class _Blocks:
         self._open: dict[str, int] = {}
         self._readers: dict[Ref, set[int]] = {}
         self._leaving = {
-            node.operand.node for node in program.nodes if isinstance(node, Transfer)
+            ref.node
+            for node in program.nodes
+            if isinstance(node, Transfer | Branch | Loop)
+            for ref in node.operands
         }
 
     def add(self, index: int) -> None:
@@ -142,6 +164,8 @@ class _Blocks:
         node = self._program.nodes[self._blocks[number].members[0]]
         if isinstance(node, Call):  # earlier on this slice, or on another
             return node.slice != slice_name
+        if isinstance(node, Branch | Loop):
+            return True
         return isinstance(node, Transfer) and node.route is not Route.PUT
 
 

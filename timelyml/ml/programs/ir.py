@@ -8,11 +8,22 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from timelyml.errors import ProgramError
-from timelyml.ml.programs.nodes import Arg, Call, Constant, Node, Ref, SliceNode, Value
+from timelyml.ml.programs.nodes import (
+    Arg,
+    Branch,
+    Call,
+    Constant,
+    Loop,
+    Node,
+    Ref,
+    Region,
+    SliceNode,
+    Value,
+)
 from timelyml.ml.programs.text import flowchart, lines
 
 
@@ -72,6 +83,19 @@ class Program:
             if isinstance(node, Call):
                 yield index, node
 
+    @property
+    def is_regular(self) -> bool:
+        """Whether all that it runs is known before it runs."""
+        return not any(isinstance(node, Branch | Loop) for node in self.nodes)
+
+    def all_calls(self) -> Iterator[Call]:
+        """Return the computations, also those in the regions of branches and loops."""
+        yield from _calls_in(self.nodes)
+
+    def inside(self, region: Region) -> Program:
+        """Return a region as a program, so that passes can be done on it."""
+        return replace(self, nodes=region.nodes, results=region.results)
+
     @cached_property
     def donated_args(self) -> frozenset[int]:
         """The positions of operands that are dead once the program was called."""
@@ -87,10 +111,10 @@ class Program:
     def identity(self) -> str:
         """A digest: programs with the same one do the same on the same slices."""
         digest = hashlib.sha256(self.ir().encode())
+        for call in self.all_calls():
+            digest.update(call.computation.identity.encode())
         for node in self.nodes:
-            if isinstance(node, Call):
-                digest.update(node.computation.identity.encode())
-            elif isinstance(node, Constant):
+            if isinstance(node, Constant):
                 digest.update(node.data)
         digest.update(repr((self.slices, self.is_fusible)).encode())
         return digest.hexdigest()
@@ -102,3 +126,12 @@ class Program:
     def mermaid(self) -> str:
         """Return the source of a Mermaid flowchart, one box a node."""
         return "\n".join(flowchart(self.slices, self.nodes, self.results))
+
+
+def _calls_in(nodes: Sequence[Node]) -> Iterator[Call]:
+    for node in nodes:
+        if isinstance(node, Call):
+            yield node
+        elif isinstance(node, Branch | Loop):
+            for region in node.regions:
+                yield from _calls_in(region.nodes)

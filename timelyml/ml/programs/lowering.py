@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from timelyml.errors import InvariantError
+from timelyml.errors import InvariantError, ProgramError
 from timelyml.ml.functions import Computation
 from timelyml.ml.programs.estimates import estimate_ns
 from timelyml.ml.programs.fusion import fuse
@@ -34,12 +34,9 @@ from timelyml.ml.programs.nodes import (
     SliceNode,
     Transfer,
 )
-from timelyml.ml.programs.passes import (
-    drop_dead_calls,
-    insert_transfers,
-    place,
-    place_again,
-)
+from timelyml.ml.programs.passes import drop_dead_calls, place, place_again
+from timelyml.ml.programs.rotation import rotate_loops
+from timelyml.ml.programs.transfers import insert_transfers
 from timelyml.ml.scheduling import Dispatch, PlacedGang, SpreadGraph
 
 Pass: TypeAlias = tuple[str, Callable[[Program], Program]]
@@ -69,8 +66,16 @@ def lower(
 
     Raises:
         PlacementError: A slice has no place, or one with another number of devices.
+        ProgramError: It has branches or loops: `split` cuts it into parts without.
     """
     passed = run_passes(program, places)
+    if not program.is_regular:
+        raise ProgramError(
+            f"program {program.name!r} cannot be lowered as one; got branches or loops "
+            f"by values; expected none; split what run_passes returns, and lower its "
+            f"parts",
+            program=program.name,
+        )
     return instruct(
         passed.program,
         identity=program.identity,
@@ -103,6 +108,8 @@ def run_passes(program: Program, places: Mapping[str, Place]) -> Passed:
         ("drop dead calls", drop_dead_calls),
         ("insert transfers", insert_transfers),
     ]
+    if not program.is_regular:
+        passes.append(("rotate loops", rotate_loops))
     if program.is_fusible:
         passes.append(("fuse", fuse))
     stages = [("trace", program.ir())]

@@ -6,7 +6,8 @@ transfer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
@@ -188,4 +189,106 @@ class Transfer:
         return (self.value,)
 
 
-Node: TypeAlias = Arg | Constant | Call | Transfer
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A block of nodes that a branch or a loop runs, on values that it is given.
+
+    Its `Arg` nodes stand for the operands of the branch or loop, by position; all that
+    it uses from outside is among these. It has no constants of its own.
+    """
+
+    nodes: tuple[Node, ...]
+    results: tuple[Ref, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One of several regions, chosen by a value on a slice when the program runs.
+
+    Attributes:
+        kind: "cond", whose regions are those of false and true, or "switch".
+        operands: First what chooses, then what each region is given.
+        regions: All with the same results.
+        outputs: Those of the region that runs, and where they are brought.
+        line: The user's, for errors.
+    """
+
+    kind: str
+    operands: tuple[Ref, ...]
+    regions: tuple[Region, ...]
+    outputs: tuple[Value, ...]
+    line: str
+
+    @property
+    def passed(self) -> tuple[Ref, ...]:
+        """What each region is given."""
+        return self.operands[1:]
+
+    @property
+    def has_effects(self) -> bool:
+        """Whether a region does more than compute its results."""
+        return any(map(has_effects, self.regions))
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A region that runs again and again, as long as a value on a slice says so.
+
+    As it is traced, `condition` tells whether `body` is to run. Rotated, `condition` is
+    None: the first operand tells it of the first run, and the first result of the body
+    of the next, so that both are computed together.
+
+    Attributes:
+        operands: What is carried from run to run, then what every run is given.
+        outputs: What is carried, at the end.
+        max_steps: The body may run so often.
+        line: The user's, for errors.
+    """
+
+    operands: tuple[Ref, ...]
+    condition: Region | None
+    body: Region
+    outputs: tuple[Value, ...]
+    max_steps: int | None
+    line: str
+
+    @property
+    def kind(self) -> str:
+        """What the user calls it."""
+        return "while_loop"
+
+    @property
+    def passed(self) -> tuple[Ref, ...]:
+        """What the body is given at first."""
+        return self.operands if self.condition is not None else self.operands[1:]
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """The condition, if it stands for itself, and the body."""
+        return (self.body,) if self.condition is None else (self.condition, self.body)
+
+    @property
+    def has_effects(self) -> bool:
+        """Whether a region does more than compute its results."""
+        return any(map(has_effects, self.regions))
+
+
+Node: TypeAlias = Arg | Constant | Call | Transfer | Branch | Loop
+
+
+def has_effects(region: Region) -> bool:
+    """Whether a region does more than compute its results."""
+    return any(
+        each.has_effects
+        for each in region.nodes
+        if isinstance(each, Call | Branch | Loop)
+    )
+
+
+def with_regions(node: Branch | Loop, change: Callable[[Region], Region]) -> Node:
+    """Return a branch or loop with each of its regions changed."""
+    if isinstance(node, Branch):
+        return replace(node, regions=tuple(map(change, node.regions)))
+    condition = node.condition
+    changed = None if condition is None else change(condition)
+    return replace(node, condition=changed, body=change(node.body))

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from timelyml.ml.programs.ir import Program
-from timelyml.ml.programs.nodes import Call, Node, Ref, Transfer
+from timelyml.ml.programs.nodes import (
+    Arg,
+    Branch,
+    Call,
+    Loop,
+    Node,
+    Ref,
+    Region,
+    Transfer,
+)
 
 
 class Rebuilder:
@@ -21,14 +31,26 @@ class Rebuilder:
         self.nodes.append(node)
         return len(self.nodes) - 1
 
+    def graft(self, region: Region, given: Mapping[int, Ref]) -> tuple[Ref, ...]:
+        """Add the nodes of a region; return what its results are now.
+
+        Args:
+            region: Of any program.
+            given: What each of its operands is in the new program, by position.
+        """
+        inner = Rebuilder(self._program.inside(region))
+        inner.nodes = self.nodes
+        for index, node in enumerate(region.nodes):
+            if isinstance(node, Arg):
+                inner.move(Ref(index), given[node.position])
+            else:
+                inner.keep(index)
+        return tuple(map(inner.now, region.results))
+
     def keep(self, index: int) -> None:
         """Take over a node of the old program, its operands as they are called now."""
         node = self._program.nodes[index]
-        match node:
-            case Call():
-                node = replace(node, operands=tuple(map(self.now, node.operands)))
-            case Transfer():
-                node = replace(node, operand=self.now(node.operand))
+        node = with_operands(node, tuple(map(self.now, node.operands)))
         added = self.add(node)
         for output in range(len(node.outputs)):
             self.move(Ref(index, output), Ref(added, output))
@@ -45,3 +67,13 @@ class Rebuilder:
         """Return the new program."""
         results = tuple(map(self.now, self._program.results))
         return replace(self._program, nodes=tuple(self.nodes), results=results)
+
+
+def with_operands(node: Node, operands: Sequence[Ref]) -> Node:
+    """Return a node that uses other outputs."""
+    match node:
+        case Call() | Branch() | Loop():
+            return replace(node, operands=tuple(operands))
+        case Transfer():
+            return replace(node, operand=operands[0])
+    return node

@@ -15,10 +15,13 @@ from timelyml.ml.functions.types import dtype_named
 from timelyml.ml.programs.ir import Program
 from timelyml.ml.programs.nodes import (
     Arg,
+    Branch,
     Call,
     Constant,
+    Loop,
     Node,
     Ref,
+    Region,
     SliceNode,
     Value,
 )
@@ -26,17 +29,23 @@ from timelyml.ml.programs.placeholders import Placeholder
 
 
 class Recorder:
-    """Stands in for the client while a program is traced.
+    """Stands in for the client while a program, or a region of it, is traced.
+
+    Args:
+        name: Of the program, or what the region is.
+        parent: Records what is around a region.
 
     Attributes:
-        name: Of the program.
         captured: Handles that the block uses and that are none of its arguments; they
             are operands of each call, after the arguments.
+        entered: What a region uses of what is around it.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, parent: Recorder | None = None) -> None:
         self.name = name
         self.captured: list[Any] = []
+        self.entered: dict[Ref, Ref] = {}
+        self._parent = parent
         self._client: Any = None
         self._slices: dict[str, Any] = {}
         self._nodes: list[Node] = []
@@ -54,17 +63,70 @@ class Recorder:
             TraceError: The program is traced already, so its values are gone.
         """
         if self._is_done:
+            is_region = self._parent is not None
+            who = f"the {self.name}" if is_region else f"program {self.name!r}"
+            after = "it" if is_region else "the program"
             raise TraceError(
-                f"a value of program {self.name!r} is used after the program at "
-                f"{calling_line()}; got a placeholder; expected the program's results; "
-                f"return what is needed later",
+                f"a value of {who} is used after {after} at {calling_line()}; got a "
+                f"placeholder; expected its results; return what is needed later",
                 function=self.name,
             )
-        return self._client
+        return self._client if self._parent is None else self._parent.client
+
+    @property
+    def slices(self) -> dict[str, Any]:
+        """The slices that the whole program has used so far, by name."""
+        return self._slices if self._parent is None else self._parent.slices
 
     def slice_of(self, value: Value) -> Any:
         """Return the slice that a value is on; None on the client."""
-        return None if value.slice is None else self._slices[value.slice]
+        return None if value.slice is None else self.slices[value.slice]
+
+    def operand(self, leaf: Any, user: str) -> Ref:
+        """Return the output that a value is, which a branch or loop is given.
+
+        Raises:
+            TraceError: It is no array.
+            HandleError: It was donated.
+        """
+        try:
+            array_type = type_of(leaf)
+        except TypeError as error:
+            raise TraceError(
+                f"{user} at {calling_line()} is given what is no array; got a "
+                f"{type(leaf).__name__}: {leaf!r}; expected arrays and trees of them; "
+                f"let the blocks capture it",
+                function=self.name,
+            ) from error
+        return self._operand(leaf, array_type, user)
+
+    def value(self, ref: Ref) -> Value:
+        """Return what an output is."""
+        return self._nodes[ref.node].outputs[ref.output]
+
+    def stand_in(self, value: Value, label: str) -> Placeholder:
+        """Add something that a region is given; return what stands for it."""
+        index = self._add(Arg(self._num_args, label, value))
+        self._num_args += 1
+        return self._placeholder(Ref(index))
+
+    def region(self, leaves: Sequence[Any]) -> Region:
+        """Return the region with these results; nothing is recorded after.
+
+        Raises:
+            HandleError: A result was donated.
+            TraceError: A result is no array.
+        """
+        results = tuple(self._result(leaf) for leaf in leaves)
+        self._is_done = True
+        return Region(tuple(self._nodes), results)
+
+    def control(self, node: Branch | Loop) -> list[Placeholder]:
+        """Record a branch or a loop; return what stands for its results."""
+        index = self._add(node)
+        return [
+            self._placeholder(Ref(index, each)) for each in range(len(node.outputs))
+        ]
 
     def argument(self, leaf: Any, label: str) -> Placeholder:
         """Add an argument of the program; return what stands for it."""
@@ -94,7 +156,7 @@ class Recorder:
         """
         results = tuple(self._result(leaf) for leaf in leaves)
         self._is_done = True
-        if not any(isinstance(node, Call) for node in self._nodes):
+        if not any(isinstance(node, Call | Branch | Loop) for node in self._nodes):
             raise ProgramError(
                 f"program {self.name!r} computes nothing; got a block without calls of "
                 f"compiled functions; expected at least one; compile them with ml.jit",
@@ -124,6 +186,8 @@ class Recorder:
         """The output that a value is, which a function (or the result, "") uses."""
         if isinstance(leaf, Placeholder) and leaf.recorder is self:
             ref = leaf.ref
+        elif self._parent is not None:
+            ref = self._enter(self._parent._operand(leaf, array_type, user))  # noqa: SLF001 - of this class
         elif (known := self._known.get(id(leaf))) is not None:
             ref = known[1]
         elif isinstance(getattr(leaf, "type", None), ArrayType):
@@ -153,6 +217,15 @@ class Recorder:
                 function=self.name,
             )
 
+    def _enter(self, around: Ref) -> Ref:
+        """Return what stands in this region for an output around it."""
+        if around not in self.entered:
+            assert self._parent is not None  # noqa: S101 - for the type
+            value = self._parent.value(around)
+            label = f"captured {len(self.entered)}"
+            self.entered[around] = self.stand_in(value, label).ref
+        return self.entered[around]
+
     def _constant(self, leaf: Any, array_type: ArrayType) -> Ref:
         if array_type.key_impl is None:
             host = np.asarray(leaf, dtype_named(array_type.dtype))
@@ -165,6 +238,7 @@ class Recorder:
 
     def _donate(self, node: Call) -> None:
         captured = {known for _, known in self._known.values()}
+        captured.update(self.entered.values())
         for ref in node.donated:
             if self._nodes[ref.node].outputs[ref.output].slice is None:
                 continue  # what the client sends is copied for each use
@@ -201,10 +275,12 @@ class Recorder:
         return len(self._nodes) - 1
 
     def _placeholder(self, ref: Ref) -> Placeholder:
-        value = self._nodes[ref.node].outputs[ref.output]
-        return Placeholder(self, ref, value)
+        return Placeholder(self, ref, self.value(ref))
 
     def _use_slice(self, slice_: Any) -> None:
+        if self._parent is not None:
+            self._parent._use_slice(slice_)  # noqa: SLF001 - of this class
+            return
         if self._client is None:
             self._client = slice_.client
         if slice_.client is not self._client:

@@ -22,7 +22,7 @@ from timelyml.ml.programs.lowered import (
     Send,
     Slot,
 )
-from timelyml.ml.programs.nodes import Arg, Call, Constant, Ref, Route, Transfer, Value
+from timelyml.ml.programs.nodes import Arg, Constant, Ref, Route, Transfer, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def outputs_of(program: Program) -> list[Ref]:
     return [
         ref
         for ref in dict.fromkeys(program.results)
-        if isinstance(program.nodes[ref.node], Call | Transfer)
+        if not isinstance(program.nodes[ref.node], Arg | Constant)
     ]
 
 

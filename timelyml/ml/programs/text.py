@@ -7,10 +7,13 @@ from collections.abc import Iterator, Sequence
 from timelyml.ml.functions import ArrayType, Spec
 from timelyml.ml.programs.nodes import (
     Arg,
+    Branch,
     Call,
     Constant,
+    Loop,
     Node,
     Ref,
+    Region,
     Route,
     SliceNode,
     Transfer,
@@ -28,9 +31,35 @@ def lines(
     yield f"program {name}"
     for each in slices:
         yield f"  slice {each.name}: {_slice_text(each)}"
+    yield from _node_lines(nodes, results, "result", "  ")
+
+
+def _node_lines(
+    nodes: Sequence[Node], results: Sequence[Ref], end: str, indent: str
+) -> Iterator[str]:
+    """Return a line for each node; regions stand under theirs, numbered anew."""
     for index, node in enumerate(nodes):
-        yield f"  %{index} = {_node_text(node, nodes)}"
-    yield f"  result {_refs(results, nodes)}".rstrip()
+        yield f"{indent}%{index} = {_node_text(node, nodes)}"
+        for name, region in _regions(node):
+            yield f"{indent}  {name}:"
+            yield from _node_lines(
+                region.nodes, region.results, "give", f"{indent}    "
+            )
+    yield f"{indent}{end} {_refs(results, nodes)}".rstrip()
+
+
+def _regions(node: Node) -> list[tuple[str, Region]]:
+    """Return the regions of a node, with what they are called."""
+    match node:
+        case Loop(condition=None):
+            return [("step", node.body)]
+        case Loop():
+            return list(zip(("while", "do"), node.regions, strict=True))
+        case Branch(kind="cond"):
+            return list(zip(("false", "true"), node.regions, strict=True))
+        case Branch():
+            return [(f"case {i}", each) for i, each in enumerate(node.regions)]
+    return []
 
 
 def flowchart(
@@ -38,23 +67,45 @@ def flowchart(
 ) -> Iterator[str]:
     """Return the lines of a flowchart; slices are boxes around their nodes."""
     yield "flowchart LR"
-    yield from (
-        f"  {_box(index, node)}"
-        for index, node in enumerate(nodes)
-        if _home(node) is None
-    )
-    for number, each in enumerate(slices):
-        yield f'  subgraph slice{number}["{_escaped(each.name)}<br/>{_slice_text(each)}"]'
-        for index, node in enumerate(nodes):
-            if _home(node) == each.name:
-                yield f"    {_box(index, node)}"
-        yield "  end"
+    yield from _boxes(slices, nodes, "n")
     yield '  result(["result"])'
+    yield from _edges(nodes, results, "n", "result")
+
+
+def _boxes(
+    slices: Sequence[SliceNode], nodes: Sequence[Node], prefix: str
+) -> Iterator[str]:
+    """Return boxes of nodes: those of slices in theirs, regions in one of their own."""
+    for index, node in enumerate(nodes):
+        if _home(node) is None:
+            yield f"  {_box(index, node, prefix)}"
+        for number, (name, region) in enumerate(_regions(node)):
+            inner = f"{prefix}{index}r{number}n"
+            yield f'  subgraph {inner}s["{node.kind}: {name}"]'  # type: ignore[union-attr]  # it has regions
+            yield from (f"  {line}" for line in _boxes(slices, region.nodes, inner))
+            yield f'    {inner}give(["give"])'
+            edges = _edges(region.nodes, region.results, inner, f"{inner}give")
+            yield from (f"  {line}" for line in edges)
+            yield "  end"
+            yield f"  {prefix}{index} -.- {inner}s"
+    for number, each in enumerate(slices):
+        homes = [i for i, node in enumerate(nodes) if _home(node) == each.name]
+        if not homes and prefix != "n":
+            continue
+        where = f"slice{number}" if prefix == "n" else f"{prefix}slice{number}"
+        yield f'  subgraph {where}["{_escaped(each.name)}<br/>{_slice_text(each)}"]'
+        yield from (f"    {_box(index, nodes[index], prefix)}" for index in homes)
+        yield "  end"
+
+
+def _edges(
+    nodes: Sequence[Node], results: Sequence[Ref], prefix: str, end: str
+) -> Iterator[str]:
     for index, node in enumerate(nodes):
         for ref in dict.fromkeys(node.operands):
-            yield f"  {_edge(ref, f'n{index}', node, nodes)}"
+            yield f"  {_edge(ref, f'{prefix}{index}', node, nodes, prefix)}"
     for ref in dict.fromkeys(results):
-        yield f"  {_edge(ref, 'result', None, nodes)}"
+        yield f"  {_edge(ref, end, None, nodes, prefix)}"
 
 
 def type_text(array_type: ArrayType, spec: Spec | None) -> str:
@@ -86,6 +137,11 @@ def _node_text(node: Node, nodes: Sequence[Node]) -> str:
             )
             name = node.computation.name
             return f"call {name}({operands}): {outputs} on {node.slice}"
+        case Branch() | Loop():
+            outputs = ", ".join(map(_value_text, node.outputs))
+            most = getattr(node, "max_steps", None)
+            bound = "" if most is None else f" at most {most} times"
+            return f"{node.kind} {_refs(node.operands, nodes)}{bound}: ({outputs})"
 
 
 def _value_text(value: Value) -> str:
@@ -120,24 +176,30 @@ def _home(node: Node) -> str | None:
     return node.slice if isinstance(node, Call) else None
 
 
-def _box(index: int, node: Node) -> str:
+def _box(index: int, node: Node, prefix: str) -> str:
+    name = f"{prefix}{index}"
     match node:
         case Arg():
-            return f'n{index}(["{_escaped(node.label)}"])'
+            return f'{name}(["{_escaped(node.label)}"])'
         case Constant():
-            return f'n{index}(["constant {node.value.type}"])'
+            return f'{name}(["constant {node.value.type}"])'
         case Transfer():
-            return f'n{index}{{{{"{node.route}"}}}}'
+            return f'{name}{{{{"{node.route}"}}}}'
         case Call():
-            return f'n{index}["{_escaped(node.computation.name)}"]'
+            return f'{name}["{_escaped(node.computation.name)}"]'
+        case Branch() | Loop():
+            return f'{name}{{"{node.kind}"}}'
 
 
-def _edge(ref: Ref, target: str, node: Node | None, nodes: Sequence[Node]) -> str:
+def _edge(
+    ref: Ref, target: str, node: Node | None, nodes: Sequence[Node], prefix: str
+) -> str:
     value = nodes[ref.node].outputs[ref.output]
     is_donated = isinstance(node, Call) and ref in node.donated
     arrow = "-.->" if is_donated else "-->"
     return (
-        f'n{ref.node} {arrow}|"{_escaped(type_text(value.type, value.spec))}"| {target}'
+        f"{prefix}{ref.node} {arrow}"
+        f'|"{_escaped(type_text(value.type, value.spec))}"| {target}'
     )
 
 

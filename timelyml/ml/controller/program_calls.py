@@ -1,0 +1,125 @@
+"""A call of a program that is not over: what it takes and makes, and how far it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from timelyml.ml.controller.cuts import Cut, Known
+from timelyml.ml.controller.work import Work
+from timelyml.ml.hosts import Run
+from timelyml.ml.programs import LoweredProgram
+from timelyml.ml.store import Entry
+from timelyml.runtime.failure import placed_error
+
+
+@dataclass(slots=True)
+class ProgramRecord:
+    """A call of a program that is not over.
+
+    Attributes:
+        owner: Who knows what it is made of.
+        cut: Its blocks.
+        args: What it takes, in the order of its inputs.
+        copied: Inputs whose memory it would take, but others use them.
+        ordered: Its blocks that are ordered.
+        reports: How many hosts have said of a block that it is over.
+        errors: Pickled, by the gang that failed.
+        run: What hosts are told of it, once it begins.
+        told: Hosts that know of it.
+        parent: The flow that it is part of, if it is.
+        where: In which run of which loop, and the like; for errors.
+    """
+
+    program: str
+    client: int
+    owner: Any
+    known: Known
+    lowered: LoweredProgram
+    cut: Cut
+    args: list[Entry]
+    outs: tuple[int, ...]
+    copied: tuple[int, ...]
+    uses: list[Entry]
+    results: list[Entry] = field(default_factory=list)
+    before: list[Work] = field(default_factory=list)
+    is_claimed: bool = False
+    is_begun: bool = False
+    num_waits: int = 0
+    num_moves: int = 0
+    dependants: list[tuple[str, int, int]] = field(default_factory=list)
+    error: bytes | None = None
+    values: dict[int, Any] = field(default_factory=dict)
+    ordered: set[int] = field(default_factory=set)
+    reports: dict[int, int] = field(default_factory=dict)
+    errors: dict[int, bytes] = field(default_factory=dict)
+    run: Run | None = None
+    told: set[int] = field(default_factory=set)
+    parent: Work | None = None
+    where: str = ""
+
+    @property
+    def heir(self) -> None:
+        """None: its blocks are no work of their own."""
+
+    @property
+    def has_parts(self) -> bool:
+        """No: its blocks are no work of their own."""
+        return False
+
+    @property
+    def slice(self) -> str:
+        """The slice where it is, or a name of its own if it is on several."""
+        slices = self.slices
+        return slices[0] if len(slices) == 1 else f"program {self.program}"
+
+    @property
+    def slices(self) -> tuple[str, ...]:
+        """All slices that it uses."""
+        return self.known.slices
+
+    @property
+    def is_placed(self) -> tuple[bool, ...]:
+        """All arguments are taken where they lie."""
+        return (True,) * len(self.args)
+
+    @property
+    def exported(self) -> list[Entry]:
+        """Arguments that are sent elsewhere."""
+        return [self.args[number] for number in self.cut.sent]
+
+    @property
+    def given(self) -> tuple[int, ...]:
+        """Buffers that its client gives away to it."""
+        return tuple(self.args[each].buffer.number for each in self.known.given)
+
+    @property
+    def taken(self) -> tuple[int, ...]:
+        """Buffers whose memory it takes where they are."""
+        return tuple(
+            self.args[number].buffer.number
+            for number in self.known.destroyed
+            if number not in self.copied and number not in self.cut.sent
+        )
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether all of its blocks are."""
+        return len(self.ordered) == len(self.cut.blocks)
+
+    @property
+    def has_run(self) -> bool:
+        """Whether hosts keep what it makes: all but where they drop what is left."""
+        return self.is_ordered or bool(self.ordered and self.is_apart)
+
+    @property
+    def is_apart(self) -> bool:
+        """Yes: what of it can run does."""
+        return True
+
+    def failure(self, gang: int) -> bytes | None:
+        """Return why a gang failed, if it did, and where that is in a flow."""
+        error = self.errors.get(gang)
+        if error is None or not self.where:
+            return error
+        return placed_error(error, self.where)

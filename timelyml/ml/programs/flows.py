@@ -1,0 +1,129 @@
+"""Flows: programs with branches and loops, cut into parts that have none.
+
+A part is a program of its own, as large as may be: all computations that wait for the
+same branches and loops. It is registered, dispatched and run as any program is, one
+message for each host. What stands between parts, and is decided by values, is a flow:
+few steps that name values by numbers, which the controller goes through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from timelyml.ml.programs.ir import Program
+from timelyml.ml.programs.nodes import Value
+
+Var: TypeAlias = int
+"""Names a value of a flow; while it runs, a buffer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A program without branches and loops.
+
+    Attributes:
+        program: Its arguments are all on slices.
+        inputs: What its arguments are, by position.
+        outputs: What its results are.
+    """
+
+    program: Program
+    inputs: tuple[Var, ...]
+    outputs: tuple[Var, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of several flows, once it is known which.
+
+    Attributes:
+        chooser: Tells which: the nearest, if out of range.
+        is_flag: Whether it is true or false, in place of a number.
+        values: What the results are, and where they lie.
+        place: What and where it is, for errors.
+    """
+
+    chooser: Var
+    inputs: tuple[Var, ...]
+    flows: tuple[Flow, ...]
+    outputs: tuple[Var, ...]
+    values: tuple[Value, ...]
+    place: str
+    is_flag: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """A flow again and again, as long as its first result is true.
+
+    Attributes:
+        chooser: Whether it runs at all.
+        inputs: What is carried, as many as there are outputs, then what each run gets.
+        values: What is carried, and where it lies.
+        max_steps: So often at most; or None.
+        place: What and where it is, for errors.
+    """
+
+    chooser: Var
+    inputs: tuple[Var, ...]
+    flow: Flow
+    outputs: tuple[Var, ...]
+    values: tuple[Value, ...]
+    max_steps: int | None
+    place: str
+
+
+Step: TypeAlias = Part | Choice | Repeat
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Steps, each of which may be taken once all that it names is there.
+
+    Attributes:
+        num_inputs: They are the variables from 0.
+    """
+
+    num_inputs: int
+    steps: tuple[Step, ...]
+    results: tuple[Var, ...]
+
+    def parts(self) -> Iterator[Part]:
+        """Return all parts, also those within."""
+        for step in self.steps:
+            match step:
+                case Part():
+                    yield step
+                case Choice():
+                    for flow in step.flows:
+                        yield from flow.parts()
+                case Repeat():
+                    yield from step.flow.parts()
+
+
+@dataclass(frozen=True, slots=True)
+class WholeFlow:
+    """A program as a flow.
+
+    Attributes:
+        inputs: What the inputs are, in the order of `inputs_of`.
+        outputs: What its outputs are, in the order of `outputs_of`.
+        landing: The last part: it passes the outputs on, under the names that whoever
+            called it knows; None if there are none.
+        slices: All that it uses.
+    """
+
+    name: str
+    flow: Flow
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    landing: Program | None
+    slices: tuple[str, ...]
+
+    def programs(self) -> Iterator[Program]:
+        """Return the programs of all parts."""
+        yield from (part.program for part in self.flow.parts())
+        if self.landing is not None:
+            yield self.landing
