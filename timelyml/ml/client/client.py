@@ -335,8 +335,7 @@ class Client:
     def another(self, *, weight: int = 1, priority: int = 0) -> Client:
         """Return another client of the same cluster, as if it were another program.
 
-        It has its own slices and handles. It ends before this one does, if that ends
-        the cluster.
+        It has its own slices and handles, and ends before one that ends the cluster.
 
         Args:
             weight: Its share of device time, under the policy "share"; this client's
