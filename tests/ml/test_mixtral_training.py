@@ -10,9 +10,9 @@ import pytest
 
 from tests.ml.mixtral import LAYERS, attend, normalise
 from tests.ml.moe_cases import GRADIENT_TOLERANCE, LOSS_TOLERANCE, load
-from tests.ml.moe_flows import train
-from timelyml import Cluster
-from timelyml.ml import MoE, sharded
+from tests.ml.moe_flows import collected, source_of, train
+from timelyml import Cluster, Dataflow
+from timelyml.ml import MoE, rows, sharded
 from timelyml.ml.moe import RouterSums, add_sums
 
 SHARDS = 2
@@ -52,18 +52,19 @@ def begin(embed, weights, tokens):
     return go_on(weights, embed[tokens].reshape(-1, embed.shape[1]), 0.0, tokens)
 
 
-def go_on(weights, rows, given, tokens):
+def go_on(weights, residual, given, tokens):
     """Add what experts gave, and attend; give the residual, and what experts read."""
-    rows = (rows + given).reshape(*tokens.shape, -1)
-    rows = rows + attend(weights, normalise(rows, weights["input_layernorm.weight"]))
-    normal = normalise(rows, weights["post_attention_layernorm.weight"])
-    return rows.reshape(-1, rows.shape[-1]), normal.reshape(-1, rows.shape[-1])
+    residual = (residual + given).reshape(*tokens.shape, -1)
+    before = normalise(residual, weights["input_layernorm.weight"])
+    residual = residual + attend(weights, before)
+    normal = normalise(residual, weights["post_attention_layernorm.weight"])
+    return tuple(each.reshape(-1, each.shape[-1]) for each in (residual, normal))
 
 
-def entropy(num_targets, weights, rows, given, tokens):
+def entropy(num_targets, weights, residual, given, tokens):
     norm, head = weights
-    rows = normalise(rows + given, norm).reshape(*tokens.shape, -1)
-    logits = jax.nn.log_softmax(rows @ head.T)[:, :-1]
+    last = normalise(residual + given, norm).reshape(*tokens.shape, -1)
+    logits = jax.nn.log_softmax(last @ head.T)[:, :-1]
     found = jnp.take_along_axis(logits, tokens[:, 1:, None], axis=-1)
     return -jnp.sum(found)[None] / num_targets
 
@@ -71,13 +72,13 @@ def entropy(num_targets, weights, rows, given, tokens):
 def loss_of(coefficient, num_targets, params, batch):
     tokens = batch["tokens"]
     first, second = params["layers"]
-    rows, normal = sharded.call(begin, params["embed"], first["own"], tokens)
+    residual, normal = sharded.call(begin, params["embed"], first["own"], tokens)
     given, routing = MOE(first["moe"], normal)
-    rows, normal = sharded.call(go_on, second["own"], rows, given, tokens)
+    residual, normal = sharded.call(go_on, second["own"], residual, given, tokens)
     given, other = MOE(second["moe"], normal)
     pooled = sharded.call(add_sums, routing.sums, other.sums)
     aux = MOE.losses(other._replace(sums=RouterSums(*pooled)), balance=coefficient)
-    parts = (params["norm"], params["head"]), rows, given, tokens
+    parts = (params["norm"], params["head"]), residual, given, tokens
     counts = [routing.sums.counts, other.sums.counts]
     loss = sharded.call(functools.partial(entropy, num_targets), *parts)
     return (loss, aux), (aux, counts)
@@ -127,3 +128,31 @@ def test_the_first_gradients_agree_with_transformers():
     assert set(moved) == set(expected)
     for name, gradient in moved.items():
         np.testing.assert_allclose(gradient, expected[name], atol=GRADIENT_TOLERANCE)
+
+
+@pytest.mark.parametrize("num_workers", [1, 4])
+def test_the_balance_of_two_layers_is_pooled_or_not_as_transformers_has_it(num_workers):
+    golden = load("aux_two_layers")
+    moe = MoE(num_experts=8, top_k=2, d_ff=2, num_shards=4)
+    logits = {name: golden[f"logits{name}"] for name in "01"}
+    params = moe.init(jax.random.key(0), logits["0"])
+    params["router"] = np.eye(8, dtype=np.float32)  # so that rows are their own logits
+
+    def losses(params, batch):
+        routings = [moe(params, batch[name])[1] for name in "01"]
+        pooled = sharded.call(add_sums, *(each.sums for each in routings))
+        pooled = routings[0]._replace(sums=RouterSums(*pooled))
+        return [moe.losses(each, balance=1.0) for each in (pooled, *routings)]
+
+    flow = Dataflow("losses")
+    parts = zip(*(np.split(each, SHARDS) for each in logits.values()), strict=True)
+    blocks = [[dict(zip("01", part, strict=True)) for part in parts]]
+    batch = rows(source_of(flow, blocks), blocks[0][0])
+    read = collected(sharded.flow(losses)(params, batch))
+    with Cluster(workers=num_workers, mode="threads") as cluster:
+        found = read(cluster.run(flow.build(), timeout_s=100))
+
+    pooled, *each = [np.sum(shares) for shares in found]
+    close = {"rtol": LOSS_TOLERANCE}
+    np.testing.assert_allclose(pooled, golden["aux_hf_pooled"], **close)
+    np.testing.assert_allclose(each, golden["aux_per_layer"], **close)
