@@ -92,8 +92,7 @@ class Controller:
         self._touched: set[int] = set()
         self._checked = clock()
         self._suspicions: list[tuple[float, Callable[[], None]]] = []
-        members = self.membership.endpoints
-        self.guests = Guests(num_workers, transport, members, self._suspect)
+        self.guests = Guests(transport, self.membership, keeper, self._suspect)
         self.services = ServiceHost(
             services,
             "controller",
@@ -102,6 +101,7 @@ class Controller:
             wake=transport.wake,
             clock=clock,
             dismiss=self.guests.dismiss,
+            hire=self.guests.hire,
         )
         if not num_workers:
             self.post(self._open)

@@ -22,6 +22,7 @@ from timelyml.exchange import (
     Transport,
     Unreadable,
 )
+from timelyml.runtime.membership import Keeper, Membership
 from timelyml.runtime.messages import (
     HANDSHAKE,
     Connect,
@@ -69,22 +70,24 @@ class Guests:
     """The controller's side of all guests; owned by the thread that drives it.
 
     Args:
-        first: The index of the first.
         transport: The controller's.
-        members: Returns where each worker listens that is there.
-        suspect: Does something after a moment, in which a better explanation may come.
+        membership: The workers, of which there are so many from the start.
+        keeper: Who starts and ends processes, if any are started here.
+        suspect: Does something after a moment in which a better reason may come.
     """
 
     def __init__(
         self,
-        first: int,
         transport: Transport,
-        members: Callable[[], Mapping[int, Endpoint | None]],
+        membership: Membership,
+        keeper: Keeper | None,
         suspect: Callable[[Callable[[], None]], None],
     ) -> None:
-        self._indices = itertools.count(first)
+        self._first = membership.num_workers
+        self._indices = itertools.count(self._first)
         self._transport = transport
-        self._members = members
+        self._membership = membership
+        self._keeper = keeper
         self._suspect = suspect
         self._services: ServiceHost | None = None  # until the workers can be reached
         self._invited: set[int] = set()
@@ -136,15 +139,17 @@ class Guests:
 
     def lose(self, index: int, what: str) -> None:
         """Forget a guest because of `what`; services hear of it."""
+        is_awaited = index in self._invited
         self._invited.discard(index)
         guest = self._guests.pop(index, None)
-        if guest is None or self._services is None:
+        if self._services is None or not (guest or is_awaited):
             return
+        who = f"worker {index}" if guest is None else guest.describe(index)
         error = PeerError(
-            f"{guest.describe(index)} {what}; got a cluster without it; expected it to "
+            f"{who} {what}; got a cluster without it; expected it to "
             f"leave in peace, by SIGTERM; let another join",
             worker=index,
-            process_id=guest.process_id,
+            process_id=None if guest is None else guest.process_id,
             reason=what,
         )
         self._services.lost(index, error)
@@ -156,15 +161,34 @@ class Guests:
         with contextlib.suppress(PeerLostError):  # which is about to be reported
             self._transport.send(index, message, lane)
 
-    def dismiss(self, index: int) -> None:
-        """Let a guest leave: nothing more is expected of it."""
-        self.deliver(index, Shutdown(), Lane.CONTROL)
+    def hire(self, count: int) -> tuple[int, ...]:
+        """Start processes that become guests; none where they cannot be started."""
+        if self._keeper is None:
+            return ()
+        hired = tuple(self.invite() for _ in range(count))
+        for index in hired:
+            self._keeper.spawn(index)
+        return hired
+
+    def dismiss(self, index: int, is_at_once: bool = False) -> None:
+        """Let a worker leave, or end it: nothing more is expected of it."""
+        if index < self._first:
+            self._membership.lose(index, "was let go")
+        if not is_at_once:
+            self._send(index, Shutdown())
         self._guests.pop(index, None)
         self._invited.discard(index)
+        if self._keeper is not None and is_at_once:
+            self._keeper.kill(index)
+        elif self._keeper is not None:
+            self._keeper.retire(index)
 
     def _part(self, index: int, lost: LinkLost) -> None:
         """Give up a guest that hears no more of a peer, unless that is gone itself."""
-        if lost.peer == CONTROLLER or lost.peer in {*self._guests, *self._members()}:
+        if lost.peer == CONTROLLER or lost.peer in {
+            *self._guests,
+            *self._membership.endpoints(),
+        }:
             what = f"hears no more of worker {lost.peer}: {lost.reason}"
             self.lose(index, what)
 
@@ -182,7 +206,7 @@ class Guests:
         """Introduce a guest and all others to each other."""
         self._invited.discard(index)
         assert message.endpoint is not None  # noqa: S101 - checked above
-        members = dict(self._members())
+        members = dict(self._membership.endpoints())
         members |= {guest: each.endpoint for guest, each in self._guests.items()}
         self._transport.connect(index, message.endpoint)
         guest = _Guest(message.process_id, message.endpoint)

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +46,7 @@ class _Child:
     tail: bytearray = field(default_factory=bytearray)
     unread: bytes = b""
     is_gone: bool = False
+    ends_s: float = math.inf  # when it is killed, as it was let go and may be stuck
     cpu_s: float = 0.0
     last_look: float = 0.0  # at its heartbeat or, for want of one, its CPU time
 
@@ -53,7 +55,8 @@ class ProcessLauncher:
     """Starts worker processes on this machine.
 
     Args:
-        boots: What each worker is told; `heartbeat_fd` is filled in here.
+        num_workers: How many are started at once.
+        boot_of: What each worker is told, by index and `heartbeat_fd`.
         environment: Variables that win over those that workers get otherwise.
         num_devices: Virtual devices that JAX shows in each worker.
         heartbeat_timeout_s: After how long the controller gives a silent worker up.
@@ -62,14 +65,17 @@ class ProcessLauncher:
 
     def __init__(
         self,
-        boots: list[Callable[[int], Boot]],
+        num_workers: int,
+        boot_of: Callable[[int], Callable[[int], Boot]],
         *,
         environment: Mapping[str, str] | None = None,
         num_devices: int = 1,
         heartbeat_timeout_s: float = 10.0,
         cleanup: Callable[[], None] = lambda: None,
     ) -> None:
-        self._boots = boots
+        self._boot_of = boot_of
+        self._num_workers = num_workers
+        self._to_spawn: deque[int] = deque(range(num_workers))
         self._environment = worker_environment(
             os.environ, num_devices=num_devices, overrides=environment
         )
@@ -121,6 +127,17 @@ class ProcessLauncher:
         if child is not None and not child.is_gone:
             child.process.kill()
 
+    def spawn(self, worker: int) -> None:
+        """Start one more worker, in the thread that starts all."""
+        self._to_spawn.append(worker)
+        os.write(self._wake_in, b"\0")
+
+    def retire(self, worker: int) -> None:
+        """Let a worker end by itself, within seconds; its end is no loss."""
+        child = self._children.get(worker)
+        if child is not None:
+            child.ends_s = time.monotonic() + LEAVE_TIMEOUT_S
+
     def activity(self, worker: int) -> str:
         """Return that a worker is stopped; heartbeats tell the controller all else."""
         child = self._children.get(worker)
@@ -133,8 +150,6 @@ class ProcessLauncher:
     def _serve(self, controller: Controller) -> None:
         try:
             hold_interrupts()  # which new workers inherit from this thread
-            for worker, boot in enumerate(self._boots):
-                self._spawn(worker, boot, controller)
             while not self._is_done():
                 self._turn(controller)
         except Exception as error:  # noqa: BLE001  runs must not wait for it in vain
@@ -158,6 +173,9 @@ class ProcessLauncher:
         return all(child.is_gone for child in self._children.values())
 
     def _turn(self, controller: Controller) -> None:
+        while self._to_spawn:
+            worker = self._to_spawn.popleft()
+            self._spawn(worker, self._boot_of(worker), controller)
         for key, _ in self._selector.select(POLL_S):
             if key.fd == self._wake_out:
                 os.read(self._wake_out, 4096)
@@ -168,6 +186,8 @@ class ProcessLauncher:
         for child in self._children.values():
             if child.is_gone:
                 continue
+            if now >= child.ends_s:
+                _end_group(child.process.pid)
             if _has_exited(child.process):
                 self._gone(child, controller)
             elif now - child.last_look >= self._look_s:
@@ -192,7 +212,7 @@ class ProcessLauncher:
         except OSError as error:
             os.close(heartbeat_out)
             what = f"could not be started: {error}"
-            controller.post(lambda: controller.lose_worker(worker, what))
+            self._tell_lost(worker, what, controller)
             return
         finally:
             os.close(heartbeat_in)
@@ -244,8 +264,8 @@ class ProcessLauncher:
 
     def _read_heartbeats(self, child: _Child, fd: int, controller: Controller) -> None:
         *lines, child.unread = (child.unread + self._read(fd)).split(b"\n")
-        if not lines:
-            return
+        if not lines or child.worker >= self._num_workers:
+            return  # who came later is known by its link
         child.cpu_s, child.last_look = _cpu_seconds(child.process.pid), time.monotonic()
         beat = json.loads(lines[-1])
         worker, activity, busy_s = child.worker, beat["activity"], beat["busy_s"]
@@ -259,7 +279,7 @@ class ProcessLauncher:
         """A worker whose user code keeps the interpreter busy cannot beat; it works."""
         cpu_s, before = _cpu_seconds(child.process.pid), child.cpu_s
         child.cpu_s, child.last_look = cpu_s, now
-        if cpu_s > before:
+        if cpu_s > before and child.worker < self._num_workers:
             worker = child.worker
             controller.post(lambda: controller.heard_working(worker))
 
@@ -270,9 +290,14 @@ class ProcessLauncher:
             # what it said last; a grandchild may still hold the pipe, so not until EOF
             self._read_stderr(child, child.process.stderr.fileno(), controller)
         self._release(child)
-        if self._close_deadline is None:
+        if self._close_deadline is None and child.ends_s == math.inf:
             worker, what = child.worker, _describe_exit(child.process.returncode)
-            controller.post(lambda: controller.lose_worker(worker, what))
+            self._tell_lost(worker, what, controller)
+
+    def _tell_lost(self, worker: int, what: str, controller: Controller) -> None:
+        is_guest = worker >= self._num_workers
+        lose = controller.guests.lose if is_guest else controller.lose_worker
+        controller.post(lambda: lose(worker, what))
 
     def _release(self, child: _Child) -> None:
         fds = [child.heartbeat_fd, child.exit_fd]

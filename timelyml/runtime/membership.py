@@ -28,6 +28,12 @@ class Keeper(Protocol):
     def kill(self, worker: int) -> None:
         """End a worker that was given up, so that it cannot wake up late."""
 
+    def spawn(self, worker: int) -> None:
+        """Start one more worker, which becomes a guest."""
+
+    def retire(self, worker: int) -> None:
+        """Let a worker end that was told to leave, and end it if it does not."""
+
 
 class Phase(Enum):
     """How far the cluster has come."""

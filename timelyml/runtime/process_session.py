@@ -66,6 +66,17 @@ def process_session(options: ProcessOptions) -> Session:
     endpoint = endpoint_to_map(transport.endpoint)
     sys_path = [path or str(Path.cwd()) for path in sys.path]  # "" means where we are
 
+    services = [spec.to_map() for spec in options.services]
+    guest = {
+        "island": "",
+        "num_hosts": 1,
+        "num_devices": options.num_devices,
+        "address": options.advertise or LOOPBACK,
+    }
+    as_guests = [
+        {**each, "options": {**each["options"], "guest": guest}} for each in services
+    ]
+
     def boot_of(worker: int) -> Callable[[int], Boot]:
         return lambda heartbeat_fd: Boot(
             worker=worker,
@@ -80,19 +91,19 @@ def process_session(options: ProcessOptions) -> Session:
             spin_s=spin_seconds(
                 options.workers, len(os.sched_getaffinity(0)), options.num_devices
             ),
-            services=[spec.to_map() for spec in options.services],
+            services=services if worker < options.workers else as_guests,
             advertise=options.advertise,
         )
 
     def invite() -> Invitation:
-        services = [spec.to_map() for spec in options.services]
         where = "" if is_tcp else bind
         return Invitation(
             controller.guests.invite(), token.hex(), where, endpoint, services
         )
 
     launcher = ProcessLauncher(
-        [boot_of(worker) for worker in range(options.workers)],
+        options.workers,
+        boot_of,
         environment=options.environment,
         num_devices=options.num_devices,
         heartbeat_timeout_s=options.heartbeat_timeout_s,

@@ -86,7 +86,10 @@ class ServiceSite:
         wake: Lets the endpoint take a step soon; from any thread.
         clock: Monotonic seconds.
         options: Those of the specification.
-        dismiss: Beside the controller, lets a worker leave that joined later.
+        dismiss: Beside the controller, lets a worker leave for good, or if the second
+            argument says so, ends it at once.
+        hire: Beside the controller, starts so many workers more, which join later;
+            returns their indices, or none where they cannot be started.
     """
 
     index: int
@@ -94,7 +97,8 @@ class ServiceSite:
     wake: Callable[[], None]
     clock: Callable[[], float]
     options: Mapping[str, Any]
-    dismiss: Callable[[int], None] = lambda _: None
+    dismiss: Callable[[int, bool], None] = lambda *_: None
+    hire: Callable[[int], tuple[int, ...]] = lambda _: ()
 
 
 class ServiceHost:
@@ -107,7 +111,8 @@ class ServiceHost:
         send: Sends a message of the runtime; does nothing for a peer that is lost.
         wake: Ends the wait of the endpoint's loop; from any thread.
         clock: Monotonic seconds.
-        dismiss: Lets a worker leave that joined later.
+        dismiss: Lets a worker leave for good.
+        hire: Starts more workers, which join later.
     """
 
     def __init__(
@@ -119,14 +124,15 @@ class ServiceHost:
         send: Send,
         wake: Callable[[], None],
         clock: Callable[[], float],
-        dismiss: Callable[[int], None] = lambda _: None,
+        dismiss: Callable[[int, bool], None] = lambda *_: None,
+        hire: Callable[[int], tuple[int, ...]] = lambda _: (),
     ) -> None:
         self._services: dict[str, Service] = {}
         self._early: list[tuple[int, ServiceMessage]] | None = []
         self._is_closed = False
         for spec in specs:
             say = partial(_send, send, spec.name)
-            site = ServiceSite(index, say, wake, clock, spec.options, dismiss)
+            site = ServiceSite(index, say, wake, clock, spec.options, dismiss, hire)
             make = import_name(getattr(spec, half))
             self._services[spec.name] = make(site)
 

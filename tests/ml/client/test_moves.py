@@ -181,3 +181,53 @@ def test_what_cannot_move_says_what_there_is(client):
     slice_.close()
     with pytest.raises(SliceError, match="is not there"):
         slice_.suspend()
+
+
+def endless(x):
+    """Never comes to an end."""
+    return jax.lax.while_loop(lambda v: v[0] >= 0, lambda v: v + 1 - 1, x)
+
+
+def test_a_computation_past_its_deadline_is_ended_and_others_keep_their_values():
+    with local(devices_per_island=2) as client, client.another() as other:
+        mine, theirs = client.slice({"x": 2}), other.slice({"x": 2})
+        kept = other.put(np.arange(2.0, dtype=np.float32), theirs.sharding(P("x")))
+        add = jit(lambda x: x + 1, slice=theirs)
+        made = add(kept)
+        np.testing.assert_array_equal(made, [1.0, 2.0])
+        x = np.ones(2, np.float32)
+        quick = jit(lambda x: x * 2, slice=mine, deadline_s=30.0)(x)
+        late = jit(endless, slice=mine, deadline_s=0.3)(x)
+        with pytest.raises(
+            DeadlineError, match=r"'endless' of client 1 ran for longer"
+        ):
+            late.result(TIMEOUT_S)
+
+        np.testing.assert_array_equal(add(kept).result(TIMEOUT_S), [1.0, 2.0])
+        np.testing.assert_array_equal(add(made).result(TIMEOUT_S), [2.0, 3.0])
+        assert {host for host, _ in theirs.devices} == {1}
+        np.testing.assert_array_equal(quick, [2.0, 2.0])
+        again = jit(lambda x: x * 3, slice=mine)(x)
+        np.testing.assert_array_equal(again.result(TIMEOUT_S), [3.0, 3.0])
+
+
+def test_an_island_forms_anew_with_more_and_fewer_processes_while_it_is_used():
+    with local(devices_per_island=4, hosts_per_island=2) as client:
+        narrow, wide = client.slice({"x": 2}), client.slice({"x": 4})
+        f, g = (jit(lambda x: x - x.mean(), slice=each) for each in (narrow, wide))
+        x, expected = f(np.arange(2.0, dtype=np.float32)), [-0.5, 0.5]
+        y = g(client.put(np.arange(4.0, dtype=np.float32), wide.sharding(P("x"))))
+        client.resources.reform("island-0", hosts=3, timeout_s=TIMEOUT_S)
+        assert len(client.resources.devices()) == 6
+        np.testing.assert_array_equal(f(x).result(TIMEOUT_S), expected)
+        np.testing.assert_array_equal(g(y).result(TIMEOUT_S), np.arange(4) - 1.5)
+        six = client.slice({"x": 6})
+        assert float(jit(jnp.sum, slice=six)(np.ones(6, np.float32))) == 6.0
+
+        for slice_ in (six, wide):
+            slice_.close()
+        del y
+        client.resources.reform("island-0", hosts=1, timeout_s=TIMEOUT_S)
+        np.testing.assert_array_equal(f(x).result(TIMEOUT_S), expected)
+        devices = client.resources.devices()
+        assert [each.slices for each in devices] == [(narrow.name,)] * 2

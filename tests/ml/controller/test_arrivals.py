@@ -104,7 +104,7 @@ def test_what_is_left_when_a_host_waits_no_longer_is_lost_by_name():
     world.core.tick(130.0)
     world.dead.add(7)
     world.flush()
-    assert world.dismissed == [7]
+    assert world.dismissed == {7}
     assert "lost with island 'b'; got worker 7 left" in fates(world)[x]
 
 
@@ -115,7 +115,7 @@ def test_the_sudden_end_of_a_host_lets_the_others_of_its_island_go():
     world.lose(8, PeerError("worker 8 is gone"))
     world.settle()
     assert "worker 8 is gone" in fates(world)[x]
-    assert world.dismissed == [7]
+    assert world.dismissed == {7}
     world.lose(1, PeerError("worker 1 is gone"))
     world.settle()
-    assert world.dismissed == [7], "the others end with their cluster"
+    assert world.dismissed == {2, 7}, "others take the place of its island"

@@ -6,6 +6,7 @@ import pytest
 
 from tests.ml.controller.test_core import fates, num_over, random_calls
 from tests.ml.controller.world import World, text_of
+from timelyml.errors import PeerError
 from timelyml.ml.controller import Fetch, Fetched, Finished, Refused
 from timelyml.ml.controller.estate import (
     AskDevices,
@@ -13,6 +14,7 @@ from timelyml.ml.controller.estate import (
     ChangeSlice,
     Devices,
     Moved,
+    ReformIsland,
 )
 from timelyml.ml.controller.messages import Acknowledged
 
@@ -226,3 +228,104 @@ def test_changes_that_cannot_be_are_refused():
     assert "'slice-9' is not there" in found[1]
     theirs = change(world, slice_.slice, "suspend", client=2)
     assert "is not there" in answers(world, 2)[theirs]
+
+
+class Mortal(Restless):
+    """A world whose hosts die, now and then, while slices move."""
+
+    num_deaths = 0
+
+    def act(self):
+        if self.is_restless and self.num_deaths < 3 and self.rng.random() < 0.02:
+            there = sorted(self.hosts.keys() - self.dead - self.dismissed)
+            self.num_deaths += 1
+            self.lose(self.rng.choice(there), PeerError("a worker was killed"))
+        return super().act()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_nothing_waits_for_ever_however_hosts_die(seed):
+    world = Mortal(seed, ISLANDS)
+    world.is_restless, world.withdrawn = True, []
+    expected, live = random_calls(world, 40)
+    for _ in range(200):
+        world.act()
+    world.rest()
+    world.settle()
+
+    assert num_over(world) == 40
+    found = fates(world)
+    for out, fate in expected.items():
+        is_lost = found[out] is not None and "lost" in found[out]
+        assert is_lost or found[out] in (fate or {None}), out
+    fetched = [each for each in world.heard[1] if isinstance(each, Fetched)]
+    assert len(fetched) == world.num_fetches
+    world.release(live)
+    world.settle()
+    assert len(world.core.buffers.directory) == 0
+    assert len(world.core.dispatch) == 0
+    for host in world.hosts.values():
+        if host.index in world.dead | world.dismissed:
+            continue
+        assert (host.buffers, host.copies, host.prepares) == ({}, {}, {})
+    ledger = world.core.buffers.memory.ledger
+    used = {*ledger.used_bytes().values(), *ledger.host_bytes().values()}
+    assert used == {0}
+    assert len(world.core.places._islands) == 3
+
+
+def test_what_other_hosts_have_survives_the_death_of_one():
+    world = World(7, ISLANDS)
+    wide, narrow = world.slice(1, 4, "a"), world.slice(1, 2, "a")
+    on = {host for host, _ in stands(world, narrow.slice)}
+    (host,) = on
+    cut, whole, alone = world.put(wide), world.put(wide, spec=()), world.put(narrow)
+    world.settle()
+    world.lose(1 - host, PeerError("a worker was killed"))
+    world.settle()
+    for each in (cut, whole, alone):
+        world.say(1, Fetch(each))
+    world.settle()
+
+    errors = [each.error for each in world.heard[1] if isinstance(each, Fetched)]
+    assert "is lost with island 'a'; got a worker was killed" in text_of(errors[0])
+    assert errors[1:] == [None, None]
+    outs = [
+        world.call("f", wide, [whole], size=4, spec=())[0][0],
+        world.call("f", narrow, [alone])[0][0],
+    ]
+    world.settle()
+    assert [fates(world)[out] for out in outs] == [None, None]
+    assert world.dismissed == {host}
+
+
+@pytest.mark.parametrize("num_hosts", [1, 3])
+def test_an_island_forms_anew_with_fewer_or_more_hosts(num_hosts):
+    world = World(8, {"a": [0, 1]})
+    slice_ = world.slice(1, 2)
+    x = world.put(slice_)
+    (out,), _ = world.call("f", slice_, [x])
+    world.say(1, ReformIsland(99, "a", num_hosts))
+    (later,), _ = world.call("f", slice_, [out])
+    world.settle()
+
+    assert answers(world)[99] is None
+    assert fates(world)[out] is fates(world)[later] is None
+    assert world.dismissed == {0, 1}
+    world.say(1, AskDevices(100))
+    assert len(world.heard[1][-1].devices) == 2 * num_hosts
+    world.say(1, ReformIsland(101, "b", 1))
+    assert "expected one of ['a']" in answers(world)[101]
+
+
+def test_an_island_that_cannot_form_anew_is_lost_by_name():
+    world = World(9, {"a": [0, 1], "b": [2]})
+    world.has_more_hosts = False
+    slice_ = world.slice(1, 4, "a")
+    x = world.put(slice_)
+    world.lose(0, PeerError("a worker was killed"))
+    (out,), _ = world.call("f", slice_, [x], size=4)
+    put = world.put(slice_)
+    world.settle()
+    assert "is lost with island 'a'" in fates(world)[out]
+    assert "gone with its island 'a'" in fates(world)[put]

@@ -26,7 +26,7 @@ from timelyml.ml.controller import (
     SliceGiven,
 )
 from timelyml.ml.controller.estate import Moved
-from timelyml.ml.controller.records import Dismiss, ToHost
+from timelyml.ml.controller.records import Dismiss, Hire, ToHost
 from timelyml.ml.functions import (
     ArrayType,
     Computation,
@@ -35,9 +35,13 @@ from timelyml.ml.functions import (
     Settings,
 )
 from timelyml.ml.hosts import (
+    Arrived,
     Compiled,
+    CutOff,
     Done,
+    Formed,
     Leave,
+    Left,
     Load,
     LoadProgram,
     Orders,
@@ -102,6 +106,9 @@ class FakeHost:
     spills: set = field(default_factory=set)
     copies: dict = field(default_factory=dict)
     sizes: dict = field(default_factory=dict)  # number -> slice, bytes on a device
+    cut_off: set = field(default_factory=set)  # slices
+    senders: dict = field(default_factory=dict)
+    lost: set = field(default_factory=set)
     on_host: set = field(default_factory=set)  # expected, to be copies
     taken: set = field(default_factory=set)  # given to a launch, not released yet
     plans: dict = field(default_factory=dict)
@@ -126,6 +133,10 @@ class FakeHost:
                 self.add(body)
             case Leave():
                 self.leave(body)
+            case CutOff():
+                self.cut_off.update(body.slices)
+            case Formed():
+                self.tell(Present("cpu", "cpu", DEVICES))
             case Stand():
                 self.stand(body)
             case Orders():
@@ -184,20 +195,34 @@ class FakeHost:
         size = share_of(expect.type, expect.spec, len(boxes))
         self.sizes[expect.buffer] = expect.slice, size
         self.expected[expect.buffer] = [sum(map(size_of, own)), None]
+        self.senders[expect.buffer] = expect.senders
         if expect.is_copy:
             self.on_host.add(expect.buffer)
         for pieces in self.early.pop(expect.buffer, []):
             self.add(pieces)
 
     def leave(self, leave):
-        """Send copies of what moves; nothing of it is on devices or awaited."""
+        """Send copies of what moves; nothing else of it is left, unless it is cut off."""
+        is_cut_off = leave.slice in self.cut_off
+        there = self.copies | (self.buffers if is_cut_off else {})
         for export in leave.exports:
-            assert export.buffer in self.copies
-            self.export(export, self.copies[export.buffer])
+            self.export(export, there[export.buffer])
         for number in leave.buffers:
-            assert number not in self.buffers
             self.copies.pop(number, None)
+            self.buffers.pop(number, None)
+            self.spills.discard(number)
             self.exports = [e for e in self.exports if e.buffer != number]
+        self.tell(Left(leave.slice))
+
+    def give_up(self):
+        """Go on without copies that hosts would have sent which are gone."""
+        for peer, error in self.gone.items():
+            for number in [n for n, who in self.senders.items() if peer in who]:
+                del self.senders[number]
+                if number in self.expected:
+                    self.expected[number] = [0, error]
+                    self.lost.add(number)
+                    self.add(Pieces(number, (), error))
 
     def stand(self, stand):
         made = self.slices.pop(stand.stand)
@@ -214,6 +239,8 @@ class FakeHost:
         self.world.send(self.index, export.peer, sent, Lane.BULK)
 
     def add(self, pieces):
+        if pieces.target in self.lost and pieces.pieces:
+            return
         if pieces.target not in self.expected:
             self.early.setdefault(pieces.target, []).append(pieces)
             return
@@ -228,10 +255,12 @@ class FakeHost:
             elif pieces.target in self.on_host:
                 self.on_host.discard(pieces.target)
                 self.copies[pieces.target] = entry[1]
+                self.tell(Spilled((pieces.target,)))
             else:
                 self.buffers[pieces.target] = entry[1]
 
     def advance(self):
+        self.give_up()
         for key, prepare in list(self.prepares.items()):
             at_hand = all(a in self.buffers or a in self.promised for a in prepare.args)
             if at_hand:
@@ -331,7 +360,8 @@ class World:
         }
         self.links = {}
         self.dead = set()
-        self.dismissed = []  # hosts that may leave
+        self.dismissed = set()
+        self.has_more_hosts = True
         self.failures = {}
         self.heard = {client: [] for client in range(1, num_clients + 1)}
         self.computations = {}
@@ -367,7 +397,11 @@ class World:
 
     def flush(self):
         for effect in self.core.flush():
-            if isinstance(effect, ToHost):
+            if isinstance(effect, Dismiss):
+                self.dismissed.add(effect.host)
+            elif isinstance(effect, Hire):
+                self.hire(effect)
+            elif isinstance(effect, ToHost):
                 if isinstance(effect.body, Orders):
                     self.num_spilled += len(effect.body.spills)
                 assert effect.host not in self.dead
@@ -383,7 +417,9 @@ class World:
         """Deliver a message or finish a launch; False if nothing can be done."""
         links = [key for key, queue in self.links.items() if queue]
         running = [
-            h for h in self.hosts.values() if h.running and h.index not in self.dead
+            h
+            for h in self.hosts.values()
+            if h.running and h.index not in self.dead | self.dismissed
         ]
         if not links and not running:
             return False
@@ -391,7 +427,7 @@ class World:
             key = self.rng.choice(links)
             body = self.links[key].popleft()
             sender, receiver, _ = key
-            if receiver in self.dead or sender in self.dead:
+            if receiver in self.dead | self.dismissed or sender in self.dead:
                 return True
             if receiver == CONTROLLER:
                 self.core.heard(sender, body, 0.0)
@@ -410,14 +446,23 @@ class World:
             pass
 
     def lose(self, host, error):
-        lost = self.core.places.island_of(host).hosts
-        self.dead.update(lost)
+        self.dead.add(host)
         self.core.lose(host, error, 0.0)
         self.flush()
         for each in self.hosts.values():
-            for peer in lost if each.index not in self.dead else ():
-                each.gone[peer] = pack_error(error)
+            if each.index not in self.dead:
+                each.gone[host] = pack_error(error)
                 each.advance()
+
+    def hire(self, hire):
+        """Let new hosts come, unless there are none to be had."""
+        first = max(self.hosts) + 1
+        hosts = range(first, first + hire.num_hosts) if self.has_more_hosts else ()
+        self.hosts |= {host: FakeHost(host, self) for host in hosts}
+        self.core.hired(hire.order, tuple(hosts), 0.0)
+        for host in hosts:
+            self.hosts[host].tell(Arrived("", hire.num_hosts, DEVICES))
+        self.flush()
 
     def slice(self, client=1, size=2, island=None):
         request = len(self.heard[client]) + 1000

@@ -221,7 +221,7 @@ def test_what_lay_on_hosts_that_died_is_named_and_takes_nothing_any_more():
     ledger.finished("p")
     put(ledger, buffer(2, 30, "home"))
     ledger.request(claim("running", makes=[buffer(3, 10, "home")]))
-    assert sorted(ledger.lose("home")) == [number_of(1), number_of(2)]
+    assert sorted(ledger.lose("home")) == [number_of(1), number_of(2), number_of(3)]
     assert ledger.finished("running") == []
     assert ledger.used_bytes()["d0"] == ledger.host_bytes()["h"] == 0
     assert ledger.request(claim("late", scratch=1, placement="home")) == []

@@ -12,6 +12,7 @@ from timelyml.ml.controller.estate import (
     ChangeSlice,
     DeviceInfo,
     Devices,
+    ReformIsland,
 )
 
 
@@ -67,6 +68,30 @@ class Resources:
             lambda request: ChangeDevices(request, names, is_usable=True),
             f"the return of devices {list(names[:5])}",
             None,
+        )
+
+    def reform(
+        self, island: str, *, hosts: int, timeout_s: float | None = None
+    ) -> None:
+        """Have an island form anew, of so many processes with as many devices each.
+
+        These are started first, and what runs on the island goes on meanwhile. Then its
+        slices move over, with all that is theirs, or wait if there are too few devices;
+        the old processes end once nothing is left on them. Returns when that is so.
+
+        Args:
+            island: Its name, which stays.
+            hosts: How many processes it is to have, more or fewer than now.
+            timeout_s: How long to wait; it goes on all the same.
+
+        Raises:
+            PlacementError: There is no such island, or no process could be started.
+            DeadlineError: It was not over in time.
+        """
+        self._ask(
+            lambda request: ReformIsland(request, island, hosts),
+            f"island {island!r} of {hosts} hosts",
+            timeout_s,
         )
 
     def change_slice(

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from timelyml.errors import AdmissionError, BufferLostError, HandleError, SliceError
+from timelyml.errors import AdmissionError, HandleError, SliceError
 from timelyml.exchange import CONTROLLER, Lane
 from timelyml.ml.controller.admission import Admission, Limits
+from timelyml.ml.controller.holdings import by_host, cut, is_whole, lost
 from timelyml.ml.controller.memory import Memory
 from timelyml.ml.controller.messages import Failed, Fetched, Finished, Put
 from timelyml.ml.controller.records import Outbox, SliceRecord
 from timelyml.ml.functions import Spec
-from timelyml.ml.hosts import Expect, Export, HeldBox, Leave, Piece, Pieces, cover
+from timelyml.ml.hosts import Expect, Export, HeldBox, Piece, Pieces, cover
 from timelyml.ml.hosts.slices import zeros
 from timelyml.ml.store import (
     NOBODY,
@@ -36,6 +37,7 @@ class _Fetching:
 
     entry: Entry
     client: int
+    hosts: frozenset[int]
     num_left: int
     pieces: list[Piece] = field(default_factory=list)
     error: bytes | None = None
@@ -122,8 +124,14 @@ class Buffers:
         else:
             admit()
 
-    def reopen(self, slice_: SliceRecord, before: Sequence[int]) -> None:
-        """Go on with what waited for a slice, which stood on hosts `before`."""
+    def refuse_held(self, slice_: SliceRecord, error: bytes) -> None:
+        """Put nothing on a slice that will never stand again."""
+        for entry in self.directory.on(slice_.name):
+            if held := self.held.pop(entry.buffer.number, None):
+                held.refuse(error)
+
+    def reopen(self, slice_: SliceRecord) -> None:
+        """Go on with what waited for a slice; what hosts were asked for is forgotten."""
         entries = self.directory.on(slice_.name)
         for entry in entries:
             if held := self.held.pop(entry.buffer.number, None):
@@ -131,12 +139,16 @@ class Buffers:
         asked = {id(each.entry) for each in self._fetches.values()}
         for entry in entries:
             if id(entry) in asked and entry.state is BufferState.PENDING:
-                self._fetch_anew(entry, before)
+                self._fetch_anew(entry)
 
-    def _fetch_anew(self, entry: Entry, before: Sequence[int]) -> None:
+    def lose_host(self, host: int) -> None:
+        """Ask anew for what a host was asked for that is dead, of what is elsewhere."""
+        asked = [x.entry for x in self._fetches.values() if host in x.hosts]
+        for entry in {id(entry): entry for entry in asked}.values():
+            self._fetch_anew(entry)
+
+    def _fetch_anew(self, entry: Entry) -> None:
         """Ask the hosts of a buffer that is to come, in place of those before."""
-        for host in before:
-            self._outbox.send(host, Leave((), (entry.buffer.number,)))
         for request, fetching in list(self._fetches.items()):
             if fetching.entry is entry:
                 del self._fetches[request]
@@ -146,8 +158,8 @@ class Buffers:
         """Send the parts of a value that there is room for."""
         slice_ = self._slices[put.slice]
         self._expect(entry.buffer, slice_)
-        for host, boxes in _by_host(slice_.held(put.spec, put.type.shape)).items():
-            pieces = tuple(_cut(put.array, box) for box in boxes)
+        for host, boxes in by_host(slice_.held(put.spec, put.type.shape)).items():
+            pieces = tuple(cut(put.array, box) for box in boxes)
             self._outbox.send(host, Pieces(put.buffer, pieces), Lane.BULK)
         self.memory.release(claim.program)
         self.follow(self.directory.ready([put.buffer]))
@@ -171,11 +183,8 @@ class Buffers:
         number, array_type = self.numbers(1), source.buffer.type
         buffer = slice_.new_buffer(number, array_type, spec, "moved")
         target = self.add(NOBODY, buffer, source.producer)
-        self._expect(buffer, slice_)
         self._sources[number] = source
-        held = self._slices[source.buffer.placement].held(
-            source.buffer.spec, array_type.shape
-        )
+        held = self._held(source.buffer)
         parts: dict[tuple[int, int], list[Any]] = {}
         for sender, part in cover(slice_.held(spec, array_type.shape), held):
             parts.setdefault((sender, part.host), []).append(part.box)
@@ -184,6 +193,7 @@ class Buffers:
                 source.buffer.number, array_type, peer, number, tuple(boxes)
             )
             self._outbox.book(sender).exports.append(export)
+        self._expect(buffer, slice_, parts)
         return target
 
     def fetch(self, client: int, number: int) -> None:
@@ -203,13 +213,12 @@ class Buffers:
         buffer, number = entry.buffer, entry.buffer.number
         request = self.numbers(1)
         owners: dict[Any, int] = {}
-        for host, box in self._slices[buffer.placement].held(
-            buffer.spec, buffer.type.shape
-        ):
+        for host, box in self._held(buffer):
             owners.setdefault(box, host)
-        self._fetches[request] = _Fetching(entry, client, len(owners))
+        hosts = frozenset(owners.values())
+        self._fetches[request] = _Fetching(entry, client, hosts, len(owners))
         held = [HeldBox(host, box) for box, host in owners.items()]
-        for host, boxes in _by_host(held).items():
+        for host, boxes in by_host(held).items():
             export = Export(number, buffer.type, CONTROLLER, request, tuple(boxes))
             self._outbox.book(host).exports.append(export)
 
@@ -266,17 +275,44 @@ class Buffers:
                 held.refuse(gone)
         self.follow(self.directory.leave(client))
 
-    def lose(self, slice_: SliceRecord, island: str, reason: str) -> None:
-        """Note that everything on a slice is lost; those who hold it hear it."""
+    def lose(
+        self,
+        slice_: SliceRecord,
+        living: Collection[int],
+        reason: str,
+        is_waiting: Callable[[str | None], bool],
+    ) -> list[int]:
+        """Note what is lost with hosts of a slice; those who hold it hear it.
+
+        Args:
+            slice_: Where it lay.
+            living: Those of its hosts that are left.
+            reason: What became of the others.
+            is_waiting: Whether the work of a name has not begun, so that what it is to
+                make is not lost.
+
+        Returns:
+            The buffers that are whole on hosts that are left.
+        """
+        kept: list[int] = []
         for entry in self.directory.on(slice_.name):
-            error = pack_error(_lost(entry.buffer, island, reason))
-            self.follow(self.directory.lose(entry.buffer.number, error))
+            buffer = entry.buffer
+            if entry.state is BufferState.PENDING and (
+                buffer.number in self.held or is_waiting(entry.producer)
+            ):
+                continue
+            if entry.state is BufferState.READY and is_whole(slice_, buffer, living):
+                kept.append(buffer.number)
+            error = pack_error(lost(buffer, slice_.island, reason))
+            if buffer.number not in kept:
+                self.follow(self.directory.lose(buffer.number, error))
             self._answer_all(entry, error)
         for target, source in list(self._sources.items()):
-            if source.buffer.placement == slice_.name and source.error is not None:
-                moved = self.directory.get(target)
-                if moved is not None:
-                    self._stand_in(moved.buffer, source.error)
+            moved = self.directory.get(target)
+            if source.buffer.placement == slice_.name and moved is not None:
+                error = pack_error(lost(source.buffer, slice_.island, reason))
+                self._stand_in(moved.buffer, source.error or error)
+        return kept
 
     def follow(self, effects: Iterable[DirectoryEffect]) -> None:
         """Tell clients what they wait for, and hosts what nobody needs any more."""
@@ -316,9 +352,7 @@ class Buffers:
         slice_ = self._slices[target.placement]
         if slice_.error is not None:
             return
-        for host, boxes in _by_host(
-            slice_.held(target.spec, target.type.shape)
-        ).items():
+        for host, boxes in by_host(slice_.held(target.spec, target.type.shape)).items():
             pieces = Pieces(target.number, zeros(target.type, boxes), error)
             self._outbox.send(host, pieces, Lane.BULK)
 
@@ -335,9 +369,23 @@ class Buffers:
         self._outbox.tell(fetching.client, Fetched(entry.buffer.number, pieces, error))
         self.unuse(entry, is_exported=True)
 
-    def _expect(self, buffer: Buffer, slice_: SliceRecord) -> None:
-        expect = Expect(buffer.number, slice_.name, buffer.type, buffer.spec)
+    def _held(self, buffer: Buffer) -> list[HeldBox]:
+        """Return who has which box of a buffer, of those that can still be asked."""
+        held = self._slices[buffer.placement].held(buffer.spec, buffer.type.shape)
+        return [each for each in held if not self._outbox.is_muted(each.host)]
+
+    def _expect(
+        self,
+        buffer: Buffer,
+        slice_: SliceRecord,
+        sent: Iterable[tuple[int, int]] = (),
+    ) -> None:
+        """Have hosts expect a buffer; `sent` says who sends to whom, if hosts do."""
         for host in slice_.hosts:
+            senders = tuple([x for x, peer in sent if peer == host and x != host])
+            expect = Expect(
+                buffer.number, slice_.name, buffer.type, buffer.spec, senders=senders
+            )
             self._outbox.book(host).expects.append(expect)
 
 
@@ -347,27 +395,4 @@ def no_such_slice(name: str) -> SliceError:
         f"slice {name!r} is not there; got a use of it; expected one of the client's "
         f"own that was not given back; ask for a slice first",
         slice=name,
-    )
-
-
-def _by_host(held: Iterable[HeldBox]) -> dict[int, list[Any]]:
-    found: dict[int, list[Any]] = {}
-    for host, box in dict.fromkeys(held):
-        found.setdefault(host, []).append(box)
-    return found
-
-
-def _cut(array: Any, box: Any) -> Piece:
-    starts = tuple(start for start, _ in box)
-    inner = tuple(slice(start, stop) for start, stop in box)
-    return Piece(starts, array[(*inner, ...)])  # an array also without dimensions
-
-
-def _lost(buffer: Buffer, island: str, reason: str) -> BufferLostError:
-    return BufferLostError(
-        f"{buffer.type} on slice {buffer.placement!r} is lost with island {island!r}; "
-        f"got {reason}; expected its devices to stay; compute it again on another slice",
-        slice=buffer.placement,
-        island=island,
-        reason=reason,
     )

@@ -118,6 +118,23 @@ class Calls:
             self._graphs[known] = SpreadGraph([gang])
         return self._graphs[known], ((0, 0),)
 
+    def limit(self, work: CallRecord, gang: int) -> tuple[float, str] | None:
+        """Return how long a call may run, if it states that, and what it is."""
+        del gang
+        limit_s = work.computation.deadline_s
+        name = f"computation {work.computation.name!r}"
+        return None if limit_s is None else (limit_s, name)
+
+    def is_alone(self, work: CallRecord, gang: int) -> bool:
+        """Return that there is nothing else of it."""
+        del work, gang
+        return True
+
+    def overdue(self, work: CallRecord, gang: int, error: bytes) -> None:
+        """Hear that it runs for too long."""
+        del gang
+        work.error = work.error or error
+
     def granted(self, work: CallRecord, grant: Grant) -> None:
         """Note that a call is ordered."""
         del grant

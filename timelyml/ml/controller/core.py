@@ -35,18 +35,19 @@ from timelyml.ml.controller.messages import (
     Release,
 )
 from timelyml.ml.controller.names import Names
-from timelyml.ml.controller.places import Island, Places
+from timelyml.ml.controller.places import Places
 from timelyml.ml.controller.programs import Programs
 from timelyml.ml.controller.records import (
     Effect,
     Outbox,
     SliceRecord,
-    gone_with_island,
 )
+from timelyml.ml.controller.renewals import Island
 from timelyml.ml.hosts import (
     Arrived,
     Compiled,
     Leaving,
+    Left,
     Pieces,
     Present,
     Reports,
@@ -98,6 +99,7 @@ class Core:
             self._slices, self.buffers, self.dispatch.device_time, self._outbox
         )
         self._policy = policy
+        self._now_s = 0.0  # of the last event
         self._clients = self.dispatch.clients
         self.places = Places(
             memory_bytes,
@@ -107,10 +109,15 @@ class Core:
             dispatch=self.dispatch,
             code=self._code,
             outbox=self._outbox,
+            add_order=self._add_order,
         )
-        self._arrivals = Arrivals(self.places.names, self._add_island, self._outbox)
+        self._arrivals = Arrivals(
+            self.places.names,
+            self._add_island,
+            self._outbox,
+        )
         for island, hosts in islands.items():
-            self._add_island(island, hosts, is_awaited=True)
+            self._add_island(island, hosts, is_own=True)
 
     @property
     def is_complete(self) -> bool:
@@ -148,6 +155,7 @@ class Core:
         Raises:
             WireError: It is none that a client says; nothing has changed.
         """
+        self._now_s = now_s
         if client not in self._clients:
             return
         check_message(client, message, self._slices)
@@ -177,16 +185,22 @@ class Core:
 
     def heard(self, host: int, message: Any, now_s: float) -> None:
         """Take a message of a host; one of an island that was given up is not heard."""
+        self._now_s = now_s
         if isinstance(message, Arrived):
-            self._arrivals.arrive(host, message)
+            if not self.places.renewals.arrived(host):
+                self._arrivals.arrive(host, message)
             return
         island = self.places.island_of(host)
-        if island is None or island.error is not None:
-            return
+        if island is not None and host not in island.dead:
+            self._hear(island, host, message, now_s)
+
+    def _hear(self, island: Island, host: int, message: Any, now_s: float) -> None:
         match message:
             case Leaving():
                 self._arrivals.leave(host, now_s + message.drain_s)
                 self.places.withdraw(island)
+            case Reports() if island.ends_s is not None:
+                pass  # what runs there was given up
             case Reports():
                 self.dispatch.finished(island.order, host, message.done)
             case Pieces():
@@ -194,6 +208,8 @@ class Core:
             case Compiled():
                 if slice_name := self._code.compiled(host, message):
                     self.dispatch.compiled(message.identity, slice_name)
+            case Left():
+                self.places.left(host)
             case Spilled():
                 self.buffers.memory.spilled(host, message.buffers)
             case Present():
@@ -204,35 +220,21 @@ class Core:
                 )
 
     def lose(self, host: int, error: TimelyError, now_s: float) -> None:
-        """Give up the island of a host; what lay there is reported lost."""
+        """Take note that a host is dead; what only it had is reported lost."""
         self._arrivals.lose(host)
-        island = self.places.island_of(host)
-        if island is not None and island.error is None:
-            self._give_up(island, error, now_s)
-
-    def _give_up(self, island: Island, error: TimelyError, now_s: float) -> None:
-        """Do so; those of its hosts that came later and are there may leave."""
-        island.error = error
-        self._outbox.mute(island.hosts)
-        lost = [x for x in self._slices.values() if x.order == island.order]
-        for slice_ in lost:
-            slice_.error = pack_error(gone_with_island(slice_, error))
-            self.places.follow(self.places.manager.release(slice_.name))
-        for each in island.present:
-            self.places.follow(self.places.manager.lose_host(str(each)))
-        for slice_ in lost:
-            self.buffers.lose(slice_, island.name, str(error))
-        for slice_ in lost:
-            self.buffers.memory.lose(slice_, slice_.error or b"")
-        self.dispatch.lose(island.order, pack_error(error))
-        self._arrivals.dismiss(island.hosts)
-        self.places.answer(now_s)
+        self.places.lose(host, error, now_s)
 
     def tick(self, now_s: float) -> None:
         """Give up what has waited for too long."""
+        self._now_s = now_s
         self.places.follow(self.places.manager.tick(now_s))
         self._names.tick(now_s)
         self._let_go(now_s)
+        self.places.renewals.tick(now_s)
+        for timed in self.dispatch.deadlines.overdue(now_s):
+            error = timed.fail(self.buffers, self._outbox)
+            host = self._slices[timed.placement].hosts[0]
+            self.places.renewals.condemn(host, error)
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do, if ever."""
@@ -240,23 +242,33 @@ class Core:
             self.places.manager.next_deadline(),
             self._names.next_deadline(),
             self._arrivals.next_deadline(),
+            self.places.renewals.next_deadline(),
+            self.dispatch.deadlines.next_deadline(),
         )
         return min((each for each in deadlines if each is not None), default=None)
 
     def flush(self) -> list[Effect]:
         """Return what follows from all events since the last call, in order."""
         self._programs.go_on()
+        self.dispatch.deadlines.step(self._now_s)
         self.places.step()
         self._let_go()
         return self._outbox.flush()
 
+    def hired(self, order: str, hosts: tuple[int, ...], now_s: float) -> None:
+        """Take note of processes that were started for an island; none if not."""
+        self.places.renewals.hired(order, hosts, now_s)
+
+    def _add_order(self, order: str) -> None:
+        scheduler = GangScheduler(self._policy() if self._policy is not None else None)
+        self._clients.add_island(order, scheduler)
+
     def _add_island(
-        self, island: str, hosts: Sequence[int], *, is_awaited: bool = False
+        self, island: str, hosts: Sequence[int], *, is_own: bool = False
     ) -> None:
         """Make an island known, before any of its hosts is present."""
-        scheduler = GangScheduler(self._policy() if self._policy is not None else None)
-        self._clients.add_island(island, scheduler)
-        self.places.add(island, hosts, is_awaited=is_awaited)
+        self._add_order(island)
+        self.places.add(island, hosts, is_own=is_own)
 
     def _let_go(self, now_s: float = -math.inf) -> None:
         """Let those leave that would, once their island is empty or they waited enough."""
@@ -266,7 +278,8 @@ class Core:
                 continue
             orders = {each.order for each in self._slices.values()}
             if island.order not in orders or deadline_s <= now_s:
-                self._give_up(island, has_left(host, island.name), deadline_s)
+                self._arrivals.dismiss(island.hosts)
+                self.places.lose(host, has_left(host, island.name), deadline_s)
 
     def _cancel_makers(self, client: int, numbers: Iterable[int]) -> None:
         """Drop what is not ordered of the work of a client that makes buffers."""

@@ -72,8 +72,31 @@ class Cut:
             for slot in each.outputs
             if slot in _moved(lowered)
         }
+        timed = {
+            each.gang
+            for each in _launches(lowered)
+            if lowered.computations[each.computation].deadline_s is not None
+        }
+        if timed:  # each a block of its own, or it would be given the time of others
+            most = 1
         self.blocks = cut(lowered.gangs, leaving, most)
         self._graphs: dict[int, SpreadGraph] = {}
+
+    @cached_property
+    def limits(self) -> dict[int, tuple[float, str]]:
+        """How long blocks may run all of whose computations state that."""
+        computations = self._lowered.computations
+        of_gang = {
+            x.gang: computations[x.computation] for x in _launches(self._lowered)
+        }
+        found = {}
+        for number, block in enumerate(self.blocks):
+            parts = [of_gang[gang] for gang in block.gangs]
+            limits = [x.deadline_s for x in parts if x.deadline_s is not None]
+            if len(limits) == len(parts):
+                names = ", ".join(dict.fromkeys(repr(each.name) for each in parts))
+                found[number] = sum(limits), f"computation {names}"
+        return found
 
     @cached_property
     def hosts(self) -> tuple[int, ...]:

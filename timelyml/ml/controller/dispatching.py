@@ -22,6 +22,7 @@ from timelyml.ml.controller.buffers import Buffers
 from timelyml.ml.controller.claims import waits_of, work_before
 from timelyml.ml.controller.clients import Clients
 from timelyml.ml.controller.code import Code
+from timelyml.ml.controller.deadlines import Deadlines
 from timelyml.ml.controller.messages import Failed
 from timelyml.ml.controller.readers import Readers
 from timelyml.ml.controller.records import Outbox, SliceRecord
@@ -78,9 +79,10 @@ class Dispatch:
         self._unsettled = Awaited()  # work that made arguments and is not over
         self._readers = Readers()
         self._barriers = Barriers(slices, buffers.held)
-        self._num_moves = 0
+        self.num_moves = 0  # counted up before a slice stands elsewhere
         self._turns = InTurn()
         self._parts_over: deque[tuple[Work, Mapping[int, bytes]]] = deque()
+        self.deadlines = Deadlines(self._by_sequence, self.islands)
 
     def __len__(self) -> int:
         return len(self._works)
@@ -123,16 +125,10 @@ class Dispatch:
         self._works[work.program] = work
         for name in work.slices:
             self._slices[name].num_calls += 1
-        work.num_moves = self._num_moves
+        work.num_moves = self.num_moves
 
     def close(self, slice_: SliceRecord, *, is_in_turn: bool) -> None:
-        """Let nothing begin on a slice that has not asked for its memory.
-
-        Args:
-            slice_: One that moves, or has no devices.
-            is_in_turn: What came before may still begin, unless it waits for a slice that
-                is closed already.
-        """
+        """Let nothing begin on a slice but, if `is_in_turn`, what came before."""
         self._barriers.close(slice_, self._works.values() if is_in_turn else ())
 
     def is_drained(self, slice_: SliceRecord) -> bool:
@@ -141,11 +137,7 @@ class Dispatch:
         return not (waiting or self._barriers.is_passing(slice_))
 
     def reopen(self, slice_: SliceRecord) -> None:
-        """Go on with work that waited for a slice, which may stand elsewhere now.
-
-        One that is still closed may be read by others.
-        """
-        self._num_moves += 1
+        """Go on with work that waited for a slice; if it is still closed, to read it."""
         self._barriers.reopen(slice_)
         for thing in (_SLICE, *slice_.loaded):  # what is compiled elsewhere may be here
             self._soon(self._claim, self._unknown.provide((thing, slice_.name)))
@@ -177,19 +169,26 @@ class Dispatch:
         for work in [work for work in self._works.values() if is_meant(work)]:
             self._cancel(work, error)
 
-    def lose(self, island: str, error: bytes) -> None:
-        """End all work on an island that is gone; of programs, what is there of them."""
+    def lose(
+        self, order: str, host: int, slices: Collection[str], error: bytes
+    ) -> None:
+        """End the work on slices that lost a host; what has no memory yet may go on."""
         for work in list(self._works.values()):
-            if all(self._slices[name].island != island for name in work.slices):
+            if not work.is_claimed or not any(name in slices for name in work.slices):
                 continue
             if work.is_apart and work.is_begun:
                 work.error = work.error or error
-                self.follow(self.islands.cancel_part(island, work.program))
+                self.follow(self.islands.cancel_part(order, work.program))
             else:
                 self._cancel(work, work.owner.refusal(work) or error)
                 work.error = work.error or error
-        scheduler = self.islands.schedulers[island]
-        self.follow(self.islands.follow(island, scheduler.restart()))
+        scheduler = self.islands.schedulers[order]
+        self.follow(self.islands.follow(order, scheduler.lose(str(host))))
+        self._soon(self._claim, [x for x in self._works if self.is_waiting(x)])
+
+    def is_waiting(self, program: str | None) -> bool:
+        """Whether this work is there and has not asked for its memory."""
+        return program in self._unknown
 
     def follow(self, effects: Iterable[tuple[str, Effect]]) -> None:
         """Do what the schedulers decided."""
@@ -224,8 +223,8 @@ class Dispatch:
         ]
         return missing + [(_SLICE, name) for name in self._barriers.of(work)]
 
-    def _place_again(self, work: Work) -> None:
-        work.num_moves = self._num_moves
+    def _place_again(self, work: Work) -> bool:
+        work.num_moves = self.num_moves
         before = work.exported
         self._readers.remove(work)
         work.owner.place_again(work)
@@ -234,6 +233,7 @@ class Dispatch:
             self._buffers.directory.use(entry, is_exported=True)
         for entry in before:
             self._buffers.unuse(entry, is_exported=True)
+        return self._unknown.wait(work.program, self._unmet(work))
 
     def _soon(self, action: Callable[[Work], None], programs: Collection[str]) -> None:
         def act(program: str) -> None:
@@ -250,10 +250,8 @@ class Dispatch:
             return
         if not self._unknown.wait(work.program, self._unmet(work)):
             return
-        if work.num_moves != self._num_moves:
-            self._place_again(work)
-            if not self._unknown.wait(work.program, self._unmet(work)):
-                return
+        if work.num_moves != self.num_moves and not self._place_again(work):
+            return
         work.is_claimed = True
         self._barriers.passed(work)
         self._buffers.memory.admit(
@@ -294,6 +292,7 @@ class Dispatch:
         work = self._works[grant.key.program]
         work.owner.granted(work, grant)
         self._by_sequence[island, grant.sequence] = work, grant.key.gang
+        self.deadlines.watch(island, grant, work)
         for host, ticket in tickets_of(grant).items():
             self._outbox.book(int(host)).tickets.append(ticket)
         if not work.is_ordered:

@@ -35,6 +35,15 @@ class ChangeDevices:
 
 
 @dataclass(frozen=True, slots=True)
+class ReformIsland:
+    """Have other processes take the place of an island's; answered once it is so."""
+
+    request: int
+    island: str
+    num_hosts: int
+
+
+@dataclass(frozen=True, slots=True)
 class AskDevices:
     """Ask which devices there are; `Devices` answers."""
 

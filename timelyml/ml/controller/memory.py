@@ -5,7 +5,7 @@ The ledger decides; this carries its word to hosts and to those who asked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -93,10 +93,13 @@ class Memory:
         """Bring all that is on a slice to host memory; `on_vacant` follows."""
         self._follow(self.ledger.hold(slice_.name))
 
-    def move(self, slice_: SliceRecord, buffers: Iterable[Buffer]) -> None:
-        """Count what is there of a slice where it stands now."""
-        hosts = map(str, slice_.hosts)
-        moved = self.ledger.move(slice_.name, slice_.device_names, hosts, buffers)
+    def move(
+        self, slice_: SliceRecord, buffers: Iterable[Buffer], arriving: Iterable[int]
+    ) -> None:
+        """Count what is there of a slice where it stands now, or still on its way."""
+        self._spilling.update({number: set(slice_.hosts) for number in arriving})
+        where = slice_.device_names, list(map(str, slice_.hosts))
+        moved = self.ledger.move(slice_.name, *where, buffers, set(arriving))
         self._follow(moved)
 
     def free(self, number: int) -> None:
@@ -120,9 +123,9 @@ class Memory:
         mine = [p for p, asked in self._asked.items() if asked.claim.client == client]
         self._refuse(mine, error)
 
-    def lose(self, slice_: SliceRecord, error: bytes) -> None:
-        """Count nothing any more on a slice whose hosts are gone; refuse who waits."""
-        for number in self.ledger.lose(slice_.name):
+    def lose(self, slice_: SliceRecord, kept: Collection[int], error: bytes) -> None:
+        """Count nothing on a slice that lost hosts but what is kept; refuse who waits."""
+        for number in self.ledger.lose(slice_.name, kept):
             self._spilling.pop(number, None)
         self._refuse(self.ledger.waiting_on(slice_.name), error)
 

@@ -15,6 +15,7 @@ from timelyml.ml.controller.estate import (
     ChangeSlice,
     Devices,
     Moved,
+    ReformIsland,
 )
 from timelyml.ml.functions import ArrayType
 from timelyml.ml.hosts import Piece
@@ -356,8 +357,8 @@ class Closed:
 
 REQUESTS = (
     AskSlice, DropSlice, Register, RegisterProgram, Put, Call, CallProgram,
-    CancelCalls, Release, Fetch, Publish, Open, Unpublish, Watch, AskObjects, AskUsage, ChangeSlice,
-    ChangeDevices, AskDevices,
+    CancelCalls, Release, Fetch, Publish, Open, Unpublish, Watch, AskObjects, AskUsage,
+    ChangeSlice, ChangeDevices, AskDevices, ReformIsland,
 )  # fmt: skip
 """What clients say."""
 

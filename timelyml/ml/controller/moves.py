@@ -15,7 +15,7 @@ from timelyml.ml.controller.code import Code
 from timelyml.ml.controller.dispatching import Dispatch
 from timelyml.ml.controller.estate import Moved
 from timelyml.ml.controller.records import Outbox, SliceRecord
-from timelyml.ml.hosts import Expect, Export, Leave, SliceMade, Stand, cover
+from timelyml.ml.hosts import CutOff, Expect, Export, Leave, SliceMade, Stand, cover
 from timelyml.ml.resources import Remapped, ResourceEffect, ResourceManager, Vacate
 from timelyml.ml.store import Buffer, BufferState, Entry
 
@@ -75,6 +75,7 @@ class Moves:
         self._draining: dict[str, int] = {}  # tickets, by slice
         self._emptying: dict[str, int] = {}
         self._vacant: list[str] = []
+        self._leaving: dict[int, int] = {}  # slices whose values a host still sends
         buffers.memory.on_vacant = self._vacant.append
 
     def prepare(
@@ -90,6 +91,10 @@ class Moves:
     def vacate(self, effect: Vacate) -> None:
         """Let what has its memory come to its end, and nothing else begin."""
         slice_ = self._slices[effect.slice]
+        if slice_.is_cut_off:
+            self._emptying[slice_.name] = effect.ticket
+            self._vacant.append(slice_.name)
+            return
         slice_.is_closed = slice_.is_leaving = True
         is_suspended = not self._manager.is_wanted(effect.slice)
         self._dispatch.close(slice_, is_in_turn=is_suspended)
@@ -113,7 +118,8 @@ class Moves:
             exports = tuple(luggage.exports.get(host, ()))
             forgotten = tuple(luggage.forgotten.get(host, ()))
             if exports or forgotten:
-                self._outbox.send(host, Leave(exports, forgotten))
+                self._leaving[host] = self._leaving.get(host, 0) + 1
+                self._outbox.send(host, Leave(slice_.name, exports, forgotten))
             if host not in target.hosts:
                 self._outbox.book(host).dropped.append(slice_.name)
         for host in target.hosts:
@@ -122,13 +128,38 @@ class Moves:
         schedulers = self._dispatch.islands.schedulers
         if slice_.order in schedulers:
             schedulers[slice_.order].unplace(slice_.name)
+        self._dispatch.num_moves += 1  # or work might begin where the slice was
         slice_.stand(target)
         schedulers[slice_.order].place(slice_.name, slice_.devices_by_host)
-        self._buffers.memory.move(slice_, self._resize(slice_, entries))
+        expected = {x.buffer for each in luggage.expects.values() for x in each}
+        self._buffers.memory.move(slice_, self._resize(slice_, entries), expected)
         self._dispatch.reopen(slice_)
-        self._buffers.reopen(slice_, before)
+        self._buffers.reopen(slice_)
         where = slice_.island, slice_.platform, slice_.devices
         self._outbox.tell(slice_.client, Moved(slice_.name, *where))
+
+    def cut_off(self, slice_: SliceRecord) -> None:
+        """Give up on what runs on a slice, of which hosts died or must die."""
+        self._draining.pop(slice_.name, None)
+        self._emptying.pop(slice_.name, None)
+        slice_.is_closed, slice_.is_leaving, slice_.is_cut_off = True, False, True
+        self._dispatch.close(slice_, is_in_turn=False)
+        for host in self._living(slice_.hosts):
+            self._outbox.send(host, CutOff((slice_.name,)))
+
+    def left(self, host: int) -> None:
+        """Take a host's word that it has sent all it had of a slice."""
+        self._leaving[host] -= 1
+        if not self._leaving[host]:
+            del self._leaving[host]
+
+    def is_sending(self, host: int) -> bool:
+        """Whether values are still on their way from a host."""
+        return host in self._leaving
+
+    def lose(self, host: int) -> None:
+        """Expect nothing from a host any more."""
+        self._leaving.pop(host, None)
 
     def forget(self, name: str) -> None:
         """Give up a target, as the slice goes elsewhere or is gone."""
@@ -171,11 +202,17 @@ class Moves:
         ready = [
             (name, each.ticket)
             for name, each in self._targets.items()
-            if self._code.is_ready(each.record)
+            if self._code.is_ready(each.record) and not self._is_used(name)
         ]
         effects = [e for each in ready for e in self._manager.prepared(*each)]
         self._follow(effects)
         return bool(effects)
+
+    def _is_used(self, name: str) -> bool:
+        """Whether what was cut off still counts in the scheduler, where it ends soon."""
+        slice_ = self._slices[name]
+        scheduler = self._dispatch.islands.schedulers.get(slice_.order)
+        return slice_.is_cut_off and scheduler is not None and scheduler.is_used(name)
 
     def _pack(
         self, slice_: SliceRecord, target: SliceRecord, entries: Iterable[Entry]
@@ -183,12 +220,11 @@ class Moves:
         """Say of each buffer which host sends what of it to which other."""
         luggage = _Luggage()
         living = self._living(slice_.hosts)
-        leaving = [host for host in living if host not in target.hosts]
         for entry in entries:
             buffer = entry.buffer
             _, is_on_host = self._buffers.memory.ledger.where(buffer.number)
             if entry.state is not BufferState.READY or not is_on_host:
-                for host in leaving:
+                for host in living:  # and with it what was asked of it
                     luggage.forgotten.setdefault(host, []).append(buffer.number)
                 continue
             self._pack_one(buffer, slice_, target, luggage)
@@ -206,7 +242,8 @@ class Moves:
         held = [each for each in held if each.host in living]
         parts = cover(target.held(buffer.spec, buffer.type.shape), held)
         is_there = all(sender == part.host for sender, part in parts)
-        stays = is_there and set(target.hosts) <= set(living)
+        is_there = is_there and set(target.hosts) <= set(living)
+        stays = is_there and not slice_.is_cut_off  # or it is on devices that it leaves
         for host in living:
             if not (stays and host in target.hosts):
                 luggage.forgotten.setdefault(host, []).append(buffer.number)
@@ -219,8 +256,12 @@ class Moves:
         for (sender, peer), each in boxes.items():
             export = Export(number, buffer.type, peer, number, tuple(each))
             luggage.exports.setdefault(sender, []).append(export)
-        expect = Expect(number, slice_.name, buffer.type, buffer.spec, is_copy=True)
         for host in target.hosts:
+            senders = tuple({sender for sender, peer in boxes if peer == host} - {host})
+            expect = Expect(
+                number, slice_.name, buffer.type, buffer.spec,
+                is_copy=True, senders=senders,
+            )  # fmt: skip
             luggage.expects.setdefault(host, []).append(expect)
 
     def _resize(self, slice_: SliceRecord, entries: Iterable[Entry]) -> list[Buffer]:

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from timelyml.errors import SliceError, TimelyError
-from timelyml.ml.controller.buffers import Buffers, no_such_slice
+from timelyml.ml.controller.buffers import Buffers
+from timelyml.ml.controller.changes import Changes
 from timelyml.ml.controller.code import Code
 from timelyml.ml.controller.dispatching import Dispatch
-from timelyml.ml.controller.estate import (
-    AskDevices,
-    ChangeDevices,
-    ChangeSlice,
-    DeviceInfo,
-    Devices,
-)
 from timelyml.ml.controller.messages import (
-    Acknowledged,
     AskSlice,
     Refused,
     SliceGiven,
 )
 from timelyml.ml.controller.moves import Moves
 from timelyml.ml.controller.records import Outbox, SliceRecord, device_name
+from timelyml.ml.controller.renewals import Island, Renewals
 from timelyml.ml.functions import LogicalMesh
 from timelyml.ml.hosts import Present, SliceMade
 from timelyml.ml.resources import (
@@ -37,46 +30,10 @@ from timelyml.ml.resources import (
     ResourceEffect,
     ResourceManager,
     SliceRequest,
-    SliceState,
     TimedOut,
     Vacate,
 )
 from timelyml.runtime.failure import pack_error
-
-
-@dataclass(slots=True)
-class Island:
-    """The processes of an island.
-
-    Attributes:
-        name: As clients know it.
-        order: Of its scheduler.
-        hosts: In the order of their ranks.
-        present: Those that have come, with what they have.
-        is_awaited: Whether requests wait until it is there.
-        error: Why it is lost, if so.
-    """
-
-    name: str
-    order: str
-    hosts: tuple[int, ...]
-    is_awaited: bool
-    present: dict[int, Present] = field(default_factory=dict)
-    error: TimelyError | None = None
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every host has come, or none will."""
-        return self.error is not None or len(self.present) == len(self.hosts)
-
-
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """A client that waits for a change to be over; `is_over` may raise why it will not."""
-
-    client: int
-    request: int
-    is_over: Callable[[], bool]
 
 
 class Places:
@@ -90,6 +47,7 @@ class Places:
         dispatch: What runs on them.
         code: What is compiled for them.
         outbox: Takes what follows.
+        add_order: Makes a scheduler under a name.
     """
 
     def __init__(
@@ -102,6 +60,7 @@ class Places:
         dispatch: Dispatch,
         code: Code,
         outbox: Outbox,
+        add_order: Callable[[str], None],
     ) -> None:
         self.manager = ResourceManager()
         self._islands: dict[str, Island] = {}
@@ -125,22 +84,49 @@ class Places:
         self._devices: dict[str, tuple[int, int]] = {}  # host and position, by name
         self._waiting: list[tuple[int, AskSlice]] = []  # until all hosts are there
         self._asked: dict[str, tuple[int, AskSlice]] = {}  # until devices are given
-        self._changes: list[_Change] = []
+        self.renewals = Renewals(
+            self._islands,
+            self._of_host,
+            manager=self.manager,
+            moves=self._moves,
+            slices=slices,
+            buffers=buffers,
+            dispatch=dispatch,
+            outbox=outbox,
+            follow=self.follow,
+            add_order=add_order,
+        )
+        self._changes = Changes(
+            self.manager,
+            slices=slices,
+            islands=self._islands,
+            of_host=self._of_host,
+            devices=self._devices,
+            renewals=self.renewals,
+            follow=self.follow,
+            outbox=outbox,
+        )
         self._numbers = itertools.count(1)
 
     @property
     def is_complete(self) -> bool:
-        """Whether every host has come, or is lost."""
+        """Whether every host has come, or is lost and nobody comes in its place."""
         islands = self._islands.values()
-        return all(each.is_complete for each in islands if each.is_awaited)
+        is_awaiting = any(
+            each.is_renewing and not (each.living or each.is_replaced)
+            for each in islands
+        )
+        return not is_awaiting and all(
+            each.is_complete for each in islands if each.is_own
+        )
 
     def names(self) -> list[str]:
         """Return the names of all islands, also of those that are lost."""
-        return list(self._islands)
+        return list(dict.fromkeys(each.name for each in self._islands.values()))
 
-    def add(self, name: str, hosts: Sequence[int], *, is_awaited: bool) -> None:
+    def add(self, name: str, hosts: Sequence[int], *, is_own: bool) -> None:
         """Make an island known, with its hosts in the order of their ranks."""
-        island = Island(name, name, tuple(hosts), is_awaited)
+        island = Island(name, name, tuple(hosts), is_own)
         self._islands[name] = island
         self._of_host.update(dict.fromkeys(hosts, island))
 
@@ -154,16 +140,26 @@ class Places:
         names = [name for name, (host, _) in self._devices.items() if host in at]
         self.follow(self.manager.withdraw(names))
 
+    def is_dead(self, host: int) -> bool:
+        """Whether a host is gone, or nobody knows it."""
+        island = self._of_host.get(host)
+        return island is None or host in island.dead
+
+    def lose(self, host: int, error: TimelyError, now_s: float) -> None:
+        """Take note that a host is dead; its island forms anew."""
+        self.renewals.lose(host, error)
+        self.answer(now_s)
+
     def welcome(self, host: int, present: Present, now_s: float) -> None:
         """Take note of a host; once all of its island are there, of their devices."""
         island = self._of_host[host]
         island.present[host] = present
-        if not island.is_complete:
-            return
-        devices = {each: self._devices_of(each, island) for each in island.hosts}
-        self._open_accounts(island)  # before anybody is given them
-        for each, own in devices.items():
-            self.follow(self.manager.add_host(str(each), own))
+        if island.is_complete and island.error is None:
+            devices = [self._devices_of(each, island) for each in island.hosts]
+            self._open_accounts(island)  # before anybody is given them
+            for each, own in zip(island.hosts, devices, strict=True):
+                self.follow(self.manager.add_host(str(each), own))
+            self.renewals.formed(island, now_s)
         self.answer(now_s)
 
     def _devices_of(self, host: int, island: Island) -> list[Device]:
@@ -173,8 +169,8 @@ class Places:
         for index in range(present.num_devices):
             name = device_name(host, index)
             self._devices[name] = host, index
-            of = name, island.name, str(host), present.kind
-            devices.append(Device(*of, self._memory_bytes, (first + index,)))
+            of = name, island.name, str(host), present.kind, self._memory_bytes
+            devices.append(Device(*of, (first + index,), island.generation))
         return devices
 
     def handle(self, client: int, message: Any, now_s: float) -> bool:
@@ -183,21 +179,18 @@ class Places:
             case AskSlice():
                 self._waiting.append((client, message))
                 self.answer(now_s)
-            case ChangeSlice():
-                self._try(client, message.request, self._change_slice, message)
-            case ChangeDevices():
-                self._try(client, message.request, self._change_devices, message)
-            case AskDevices():
-                devices = Devices(message.request, self._describe())
-                self._outbox.tell(client, devices)
             case _:
-                return False
+                return self._changes.handle(client, message)
         return True
+
+    def left(self, host: int) -> None:
+        """Take a host's word that it has sent all it had of a slice that moved."""
+        self._moves.left(host)
 
     def leave(self, client: int) -> None:
         """Forget what a client asked for."""
         self._waiting = [each for each in self._waiting if each[0] != client]
-        self._changes = [each for each in self._changes if each.client != client]
+        self._changes.leave(client)
         for name in [name for name, (who, _) in self._asked.items() if who == client]:
             del self._asked[name]
             self.follow(self.manager.release(name))
@@ -229,15 +222,8 @@ class Places:
     def step(self) -> None:
         """Go on with slices that move, and tell those who wait for it."""
         self._moves.step()
-        for change in list(self._changes):
-            try:
-                if not change.is_over():
-                    continue
-                self._outbox.tell(change.client, Acknowledged(change.request))
-            except TimelyError as error:
-                refused = Refused(change.request, pack_error(error))
-                self._outbox.tell(change.client, refused)
-            self._changes.remove(change)
+        self.renewals.step()
+        self._changes.step()
 
     def follow(self, effects: Iterable[ResourceEffect]) -> None:
         """Do what the resource manager decided."""
@@ -257,7 +243,7 @@ class Places:
                     self._moves.stop(effect.slice)
 
     def _living(self, hosts: Iterable[int]) -> list[int]:
-        return [host for host in hosts if self._of_host[host].error is None]
+        return [host for host in hosts if not self.is_dead(host)]
 
     def _open_accounts(self, island: Island) -> None:
         """Count memory from now on, together for what is alike."""
@@ -312,66 +298,6 @@ class Places:
             tuple((ranks[host], index) for host, index in slice_.devices),
         )
 
-    def _try(
-        self, client: int, request: int, change: Callable[..., Any], message: Any
-    ) -> None:
-        """Begin a change, and answer once it is over."""
-        try:
-            is_over = change(client, message)
-        except TimelyError as error:
-            self._outbox.tell(client, Refused(request, pack_error(error)))
-        else:
-            self._changes.append(_Change(client, request, is_over))
-
-    def _change_slice(self, client: int, message: ChangeSlice) -> Callable[[], bool]:
-        name, manager = message.slice, self.manager
-        slice_ = self._slices.get(name)
-        if slice_ is None or slice_.client != client or slice_.is_dropped:
-            raise no_such_slice(name)
-        match message.change:
-            case "suspend":
-                effects, wanted = manager.suspend(name), SliceState.SUSPENDED
-            case "resume":
-                effects, wanted = manager.resume(name), SliceState.ACTIVE
-            case _:
-                effects = manager.migrate(name, island=message.island)
-                wanted = SliceState.ACTIVE
-        self.follow(effects)
-        # Whatever becomes of it is its client's own doing, if it suspends and resumes.
-        ends = {wanted, SliceState.ACTIVE, SliceState.SUSPENDED}
-        return lambda: manager.state(name) in ends
-
-    def _change_devices(
-        self, client: int, message: ChangeDevices
-    ) -> Callable[[], bool]:
-        del client
-        names = set(message.devices)
-        if message.is_usable:
-            self.follow(self.manager.restore(names))
-            return lambda: True
-        self.follow(self.manager.withdraw(names))
-        return lambda: not self.manager.is_awaited(names)
-
-    def _describe(self) -> tuple[DeviceInfo, ...]:
-        inventory = self.manager.inventory
-        on: dict[str, list[str]] = {}
-        for request, _, names in self.manager.slices():
-            for name in names:
-                on.setdefault(name, []).append(request.name)
-        return tuple(
-            DeviceInfo(
-                each.name,
-                each.island,
-                each.host,
-                each.kind,
-                each.memory_bytes,
-                each.coordinates,
-                inventory.is_usable(each.name),
-                tuple(on.get(each.name, ())),
-            )
-            for each in inventory
-        )
-
     def idle(self, slice_: SliceRecord) -> bool:
         """Take a slice apart that was given back; return whether nothing of it is left."""
         is_over = slice_.is_dropped and not (slice_.num_calls or slice_.num_buffers)
@@ -382,6 +308,8 @@ class Places:
                 self._outbox.book(host).dropped.append(slice_.name)
             self.follow(self.manager.release(slice_.name))
         del self._slices[slice_.name]
-        self._dispatch.islands.schedulers[slice_.order].unplace(slice_.name)
+        scheduler = self._dispatch.islands.schedulers.get(slice_.order)
+        if scheduler is not None:
+            scheduler.unplace(slice_.name)
         self._buffers.memory.ledger.unplace(slice_.name)
         return True

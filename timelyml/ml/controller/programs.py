@@ -165,6 +165,24 @@ class Programs:
         """Return the blocks of a call as gangs, and their inputs from elsewhere."""
         return work.cut.graph(num_waits), work.cut.roots
 
+    def limit(self, work: ProgramRecord, gang: int) -> tuple[float, str] | None:
+        """Return how long a block may run, if all of it states that, and what it is."""
+        return work.cut.limits.get(gang)
+
+    def is_alone(self, work: ProgramRecord, gang: int) -> bool:
+        """Whether all other blocks that are ordered are over."""
+        blocks = work.cut.blocks
+        return all(
+            work.reports.get(x, 0) >= len(self._slices[blocks[x].slice].hosts)
+            for x in work.ordered
+            if x != gang
+        )
+
+    def overdue(self, work: ProgramRecord, gang: int, error: bytes) -> None:
+        """Hear that a block runs for too long."""
+        for each in work.cut.blocks[gang].gangs:
+            work.errors.setdefault(each, error)
+
     def granted(self, work: ProgramRecord, grant: Grant) -> None:
         """Note that a block is ordered; tell its hosts of the call if they do not know."""
         work.ordered.add(grant.key.gang)
@@ -281,7 +299,8 @@ class Programs:
     def _lowered(self, known: Known) -> LoweredProgram:
         """Return a program for where its slices stand now."""
         slices = [self._slices[name] for name in known.slices]
-        stands = tuple([each.devices for each in slices])
+        # Hosts drop what they know of programs when a slice leaves, if it comes back too.
+        stands = tuple([(each.devices, each.num_stands) for each in slices])
         if known.lowered is None or stands != known.stands:
             places = {each.name: each.place for each in slices}
             lowered = self._lowerings.lower(known.program, places, known.dispatch)

@@ -60,10 +60,13 @@ class SliceRecord:
         loaded: Computations that its hosts were told to compile, by identity.
         is_dropped: Whether it goes once nothing of it runs.
         error: Pickled, why it cannot be used any more.
+        num_stands: How often it went elsewhere.
         order: The scheduler that orders what runs on it: the name of its island, or of
             one that formed anew, with a number.
         is_closed: Whether nothing may begin on it now: it moves or has no devices.
         is_leaving: Whether nothing of it may be read either, as it is on its way.
+        is_cut_off: Whether hosts of it died, or must die: what is left of it is on its
+            devices, and what runs there is not waited for.
     """
 
     name: str
@@ -77,9 +80,11 @@ class SliceRecord:
     loaded: dict[str, LoadedCode] = field(default_factory=dict)
     is_dropped: bool = False
     error: bytes | None = None
+    num_stands: int = 0
     order: str = ""
     is_closed: bool = False
     is_leaving: bool = False
+    is_cut_off: bool = False
     _shares: dict[tuple[Spec, int], tuple[int, int]] = field(default_factory=dict)
     _hosts: tuple[object, tuple[int, ...]] = (None, ())  # of which devices
 
@@ -91,7 +96,8 @@ class SliceRecord:
         self.island, self.order = target.island, target.order
         self.platform, self.devices = target.platform, target.devices
         self.loaded = target.loaded
-        self.is_closed = self.is_leaving = False
+        self.num_stands += 1
+        self.is_closed = self.is_leaving = self.is_cut_off = False
         self._shares.clear()
 
     @property
@@ -180,12 +186,31 @@ class ToClient:
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
-    """Let a host leave that joined later, after what was sent to it before."""
+    """Let a host leave, after what was sent to it before.
+
+    Attributes:
+        is_at_once: Whether it is ended, as it may not come back from what it runs.
+    """
 
     host: int
+    is_at_once: bool = False
 
 
-Effect: TypeAlias = ToHost | ToClient | Dismiss
+@dataclass(frozen=True, slots=True)
+class Hire:
+    """Start processes that take the place of an island, if that can be.
+
+    Attributes:
+        order: Of the island before.
+        island: Its name.
+    """
+
+    order: str
+    island: str
+    num_hosts: int
+
+
+Effect: TypeAlias = ToHost | ToClient | Dismiss | Hire
 
 
 @dataclass(slots=True)
@@ -237,6 +262,10 @@ class Outbox:
         """Say nothing to these hosts any more."""
         self._muted.update(hosts)
 
+    def is_muted(self, host: int) -> bool:
+        """Whether nothing is said to a host any more."""
+        return host in self._muted
+
     def book(self, host: int) -> OrderBook:
         """Return the orders for a host, to be added to."""
         found = self._books.get(host)
@@ -248,9 +277,13 @@ class Outbox:
         """Send something that is no order."""
         self._effects.append(ToHost(host, body, lane))
 
-    def dismiss(self, host: int) -> None:
-        """Let a host leave that joined later."""
-        self._effects.append(Dismiss(host))
+    def dismiss(self, host: int, *, is_at_once: bool = False) -> None:
+        """Let a host leave."""
+        self._effects.append(Dismiss(host, is_at_once))
+
+    def hire(self, hire: Hire) -> None:
+        """Start processes."""
+        self._effects.append(hire)
 
     def tell(self, client: int, body: Any) -> None:
         """Tell a client; what calls finished before is told before."""

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -21,7 +21,7 @@ from timelyml.ml.controller.admission import Limits
 from timelyml.ml.controller.clients import Wishes
 from timelyml.ml.controller.core import Core
 from timelyml.ml.controller.messages import Closed
-from timelyml.ml.controller.records import Dismiss, ToHost
+from timelyml.ml.controller.records import Dismiss, Effect, ToClient, ToHost
 from timelyml.ml.hosts.delays import Delayed
 from timelyml.ml.scheduling import Fifo, Policy, Priority, ProportionalShare
 from timelyml.runtime.failure import pack_error
@@ -135,16 +135,23 @@ class ControllerService:
         if deadline is not None and self._site.clock() >= deadline:
             self._core.tick(self._site.clock())
         effects = self._core.flush()
+        self._carry_out(effects)
+        return bool(count or effects)
+
+    def _carry_out(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, ToHost):
                 self._site.send(effect.host, effect.body, effect.lane)
-            elif isinstance(effect, Dismiss):
-                self._site.dismiss(effect.host)
-            else:
+            elif isinstance(effect, ToClient):
                 receive = self._clients.get(effect.client)
                 if receive is not None:
                     receive(effect.body)
-        return bool(count or effects)
+            elif isinstance(effect, Dismiss):
+                self._site.dismiss(effect.host, effect.is_at_once)
+            else:
+                hosts = self._site.hire(effect.num_hosts)
+                self._core.hired(effect.order, hosts, self._site.clock())
+                self._carry_out(self._core.flush())
 
     def has_work(self) -> bool:
         """Whether a client said something."""

@@ -145,6 +145,15 @@ class Owner(Protocol):
     ) -> tuple[SpreadGraph, Sequence[tuple[int, int]]]:
         """Return its gangs, and for each thing waited for the inputs that open then."""
 
+    def limit(self, work: Any, gang: int) -> tuple[float, str] | None:
+        """Return how long a gang may run, if it states that, and what it is."""
+
+    def is_alone(self, work: Any, gang: int) -> bool:
+        """Whether all else that is ordered of it is over."""
+
+    def overdue(self, work: Any, gang: int, error: bytes) -> None:
+        """Hear that a gang runs for too long."""
+
     def granted(self, work: Any, grant: Grant) -> None:
         """Hear that a gang is ordered, before its hosts do."""
 

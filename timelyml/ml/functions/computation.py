@@ -199,6 +199,7 @@ class Computation:
         flops: About how many operations on elements it takes, over all devices.
         platform: What it is lowered for: "cpu", "cuda" or "tpu".
         calling_convention: Version of how the module takes its arguments.
+        deadline_s: How long it may run at most; None: as long as it takes.
     """
 
     name: str
@@ -216,6 +217,7 @@ class Computation:
     flops: int = 0
     checks: Checks | None = None
     pickled_code: bytes | None = None
+    deadline_s: float | None = None
 
     def __repr__(self) -> str:
         return f"Computation({self.name!r}, {self.identity[:12]}, {self.mesh})"

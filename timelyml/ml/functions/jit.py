@@ -274,6 +274,7 @@ def jit(
     static_argnames: str | Iterable[str] | None = None,
     donate_argnums: int | Sequence[int] | None = None,
     donate_argnames: str | Iterable[str] | None = None,
+    deadline_s: float | None = None,
 ) -> Any:
     """Compile a function for a slice, as `jax.jit` does for local devices.
 
@@ -289,6 +290,9 @@ def jit(
         static_argnames: The same by name.
         donate_argnums: Positions of arguments whose memory the results may take.
         donate_argnames: The same by name.
+        deadline_s: How long one call may run on its devices; None: as long as it takes.
+            One that runs longer raises `DeadlineError`, and its worker is ended: values
+            that are there are carried over, and the island forms anew.
 
     Raises:
         ConfigError: `function` cannot be called, `slice` is none, or an option is
@@ -307,6 +311,7 @@ def jit(
         static_argnames=static_argnames,
         donate_argnums=donate_argnums,
         donate_argnames=donate_argnames,
+        deadline_s=deadline_s,
     )
     if function is None:
         return lambda fun: JitFunction(_callable(fun), slice, options)

@@ -24,6 +24,7 @@ class Options:
     static_argnames: tuple[str, ...] = ()
     donate_argnums: tuple[int, ...] = ()
     donate_argnames: tuple[str, ...] = ()
+    deadline_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +103,20 @@ def as_options(
     static_argnames: str | Iterable[str] | None = None,
     donate_argnums: int | Iterable[int] | None = None,
     donate_argnames: str | Iterable[str] | None = None,
+    deadline_s: float | None = None,
 ) -> Options:
     """Return options from what `jax.jit` accepts for them.
 
     Raises:
-        ConfigError: A position is no int, or a name no string.
+        ConfigError: A position is no int, a name no string, or a deadline no time.
     """
+    is_time = isinstance(deadline_s, int | float) and deadline_s > 0
+    if deadline_s is not None and not is_time:
+        raise ConfigError(
+            f"deadline_s cannot be kept; got {deadline_s!r}; expected seconds above 0, or "
+            f"None for as long as it takes",
+            option="deadline_s",
+        )
     return Options(
         in_shardings,
         out_shardings,
@@ -115,6 +124,7 @@ def as_options(
         _several("static_argnames", static_argnames, str),
         _several("donate_argnums", donate_argnums, int),
         _several("donate_argnames", donate_argnames, str),
+        deadline_s,
     )
 
 

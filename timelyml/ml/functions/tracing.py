@@ -162,6 +162,7 @@ class _Attempt:
             flops=flops_of(traced.jaxpr),
             checks=checks,
             pickled_code=code,
+            deadline_s=self._options.deadline_s,
         )
         flat = FlatFunction(
             self._fun,

@@ -10,12 +10,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from timelyml.errors import BufferLostError
 from timelyml.ml.functions import ArrayType
 from timelyml.ml.functions.types import dtype_named
 from timelyml.ml.hosts.boxes import Box, size_of
 from timelyml.ml.hosts.copies import HostCopy
 from timelyml.ml.hosts.messages import Expect, Piece, Pieces
 from timelyml.ml.hosts.slices import HostSlice
+from timelyml.runtime.failure import pack_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ class BufferStore:
     _early: dict[int, list[Pieces]] = field(default_factory=dict)
     _taken: set[int] = field(default_factory=set)
     _lost: set[int] = field(default_factory=set)  # what still comes of it is dropped
+    _gone: dict[int, bytes] = field(default_factory=dict)  # peers, and why
     giving: threading.Lock = field(default_factory=threading.Lock)
     """Held while a launch takes the memory of arguments, and to read what it may take."""
 
@@ -108,6 +111,9 @@ class BufferStore:
         self._expected[expect.buffer] = assembly
         for pieces in self._early.pop(expect.buffer, []):
             _fill(assembly, pieces)
+        gone = next((x for x in expect.senders if x in self._gone), None)
+        if gone is not None and assembly.num_left > 0:
+            return self.fail(expect.buffer, self._gone[gone])
         return self._complete(expect.buffer)
 
     def add(self, pieces: Pieces) -> bool:
@@ -150,6 +156,7 @@ class BufferStore:
         """Forget buffers; the pieces of one that is still to come are dropped."""
         for buffer in buffers:
             self._buffers.pop(buffer, None)
+            self._early.pop(buffer, None)
             self._taken.discard(buffer)
             self._promised.discard(buffer)
             assembly = self._expected.get(buffer)
@@ -176,6 +183,12 @@ class BufferStore:
         assembly.num_left = 0
         return self._complete(buffer)
 
+    def lost(self, peer: int, error: bytes) -> list[int]:
+        """Go on without what a peer would have sent; return what of it."""
+        self._gone[peer] = error
+        found = [x for x, e in self._expected.items() if peer in e.expect.senders]
+        return [number for number in found if self.fail(number, error)]
+
     def _complete(self, buffer: int) -> bool:
         assembly = self._expected[buffer]
         if assembly.num_left > 0:
@@ -196,6 +209,20 @@ class BufferStore:
             array = slice_.make_array(expect.type, expect.spec, parts)
             self._buffers[buffer] = Buffer(slice_.name, array, error)
         return True
+
+
+def failure_of(code: object, buffers: Iterable[Buffer | None]) -> bytes | None:
+    """Why a launch cannot start, on any host of its gang, if so."""
+    if isinstance(code, bytes):
+        return code
+    for buffer in buffers:
+        if buffer is None:
+            return pack_error(
+                BufferLostError("an argument is not there any more; got none of it")
+            )
+        if buffer.array is None:
+            return buffer.error
+    return None
 
 
 def _fill(assembly: _Assembly, pieces: Pieces) -> None:

@@ -16,8 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
-from timelyml.errors import BufferLostError
-from timelyml.ml.hosts.buffers import Buffer, BufferStore
+from timelyml.ml.hosts.buffers import Buffer, BufferStore, failure_of
 from timelyml.ml.hosts.compiling import Compiler, Loaded, Loader
 from timelyml.ml.hosts.messages import (
     NO_NEEDS,
@@ -26,6 +25,7 @@ from timelyml.ml.hosts.messages import (
     Expect,
     Export,
     Leave,
+    Left,
     Orders,
     Pieces,
     Prepare,
@@ -45,12 +45,11 @@ from timelyml.ml.hosts.waiting import (
     pack_failure,
 )
 from timelyml.ml.scheduling import GangKey, LaunchGate, Ticket
-from timelyml.runtime.failure import pack_error
 
 TURN_S = 1e-3
 """How long launches may go on that end at once, before those that are over are told."""
 
-News: TypeAlias = Done | Compiled | Spilled | tuple[int, Pieces]
+News: TypeAlias = Done | Compiled | Spilled | Left | tuple[int, Pieces]
 """What a host has to tell: the controller, or of pieces the peer that they are for."""
 
 
@@ -98,17 +97,9 @@ class Executor:
 
     def add_slice(self, slice_: HostSlice) -> None:
         """Make a slice known."""
-        name = slice_.name
-        self._slices[name] = slice_
-        self._gate.place(name, slice_.own_devices)
-        self._waiters[name] = Waiter(
-            name,
-            self._hear,
-            self.store,
-            self._wake,
-            devices=slice_.own_devices,
-            free_ns=self._free_ns,
-        )
+        self._slices[slice_.name] = slice_
+        self._gate.place(slice_.name, slice_.own_devices)
+        self._waiters[slice_.name] = self._waiter_of(slice_)
 
     def load(self, identity: str, slice_name: str, pickled: bytes | None) -> None:
         """Compile a computation for a slice, in the background."""
@@ -116,9 +107,19 @@ class Executor:
 
     def leave(self, leave: Leave) -> None:
         """Send buffers to where their slice will stand, and forget them here."""
+        self._spills.difference_update(leave.buffers)
         for export in leave.exports:
             self._export(export)
         self.store.release(leave.buffers)
+        for buffer in leave.buffers:
+            self._exports.pop(buffer, None)
+        self._waiters[leave.slice].tell(Left(leave.slice))
+
+    def cut_off(self, slices: Iterable[str]) -> None:
+        """Wait no more for what runs on slices; what is there of them can be sent."""
+        for name in slices:
+            self._waiters[name].close()
+            self._waiters[name] = self._waiter_of(self._slices[name])
 
     def stand(self, stand: Stand) -> None:
         """Let a slice be where another was made for it; nothing of it is on devices."""
@@ -173,7 +174,7 @@ class Executor:
 
     def lost(self, peer: int, error: bytes) -> None:
         """Go on without what another host would have sent."""
-        for buffer in self._runs.lost(peer, error):
+        for buffer in (*self._runs.lost(peer, error), *self.store.lost(peer, error)):
             self._came(buffer)
 
     def advance(self) -> list[News]:
@@ -236,6 +237,16 @@ class Executor:
             self._launch(self._gate.finish(said.sequence))
         return [said]
 
+    def _waiter_of(self, slice_: HostSlice) -> Waiter:
+        return Waiter(
+            slice_.name,
+            self._hear,
+            self.store,
+            self._wake,
+            devices=slice_.own_devices,
+            free_ns=self._free_ns,
+        )
+
     def _hear(self, said: Said) -> None:
         with self._saying:
             self._said.append(said)
@@ -292,8 +303,11 @@ class Executor:
         for export in self._exports.pop(buffer, ()):
             self._export(export)
         self._provide(buffer)
+        there = self.store.get(buffer)
         if buffer in self._spills:
             self._spill(buffer)
+        elif there is not None and there.copy is not None:
+            self._hear(Spilled((buffer,)))  # it came with its slice
 
     def _spill(self, number: int) -> None:
         """Have a buffer copied if it is there; else once it came."""
@@ -344,7 +358,7 @@ class Executor:
     def _launch_one(self, sequence: int, prepare: Prepare) -> None:
         code = self._code[prepare.computation, prepare.slice]
         buffers = [self.store.get(each) for each in prepare.args]
-        failure = _failure(code, buffers)
+        failure = failure_of(code, buffers)
         if failure is None and not isinstance(code, bytes):
             failure = self._start(sequence, prepare, code, buffers)
         if failure is not None:
@@ -381,17 +395,3 @@ class Executor:
             Launched(sequence, (started,), (), started_ns)
         )
         return None
-
-
-def _failure(code: Loaded | bytes, buffers: Iterable[Buffer | None]) -> bytes | None:
-    """Why a launch cannot start, on any host of its gang, if so."""
-    if isinstance(code, bytes):
-        return code
-    for buffer in buffers:
-        if buffer is None:
-            return pack_error(
-                BufferLostError("an argument is not there any more; got none of it")
-            )
-        if buffer.array is None:
-            return buffer.error
-    return None

@@ -128,6 +128,7 @@ class Expect:
 
     Attributes:
         is_copy: Whether it stays in host memory until it is ordered back.
+        senders: Other hosts that pieces come from; without one of them it means nothing.
     """
 
     buffer: int
@@ -135,6 +136,7 @@ class Expect:
     type: ArrayType
     spec: Any
     is_copy: bool = False
+    senders: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,10 +248,25 @@ class Orders:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Send copies of buffers to where their slice will stand, and forget them."""
+    """Send buffers to where their slice will stand and forget them; `Left` answers."""
 
+    slice: str
     exports: tuple[Export, ...]
     buffers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """All that was to be sent of a slice that goes elsewhere is on its way."""
+
+    slice: str
+
+
+@dataclass(frozen=True, slots=True)
+class CutOff:
+    """Wait for nothing any more that runs on slices; it may never end."""
+
+    slices: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +352,8 @@ MESSAGES = (
     Compiled,
     Orders,
     Leave,
+    Left,
+    CutOff,
     Stand,
     Pieces,
     Reports,

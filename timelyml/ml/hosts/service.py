@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from timelyml.errors import InvariantError, PeerError, TimelyError
+from timelyml.errors import BufferLostError, InvariantError, PeerError, TimelyError
 from timelyml.exchange import CONTROLLER, Lane
 from timelyml.ml.functions import Executables
 from timelyml.ml.hosts.compiling import Loader
@@ -23,6 +23,7 @@ from timelyml.ml.hosts.island import (
 from timelyml.ml.hosts.messages import (
     Arrived,
     Coordinator,
+    CutOff,
     Done,
     Formed,
     Leave,
@@ -121,6 +122,8 @@ class HostService:
                 self._executor.load_program(body.program, body.pickled)
             case Leave():
                 self._executor.leave(body)
+            case CutOff():
+                self._executor.cut_off(body.slices)
             case Stand():
                 self._executor.stand(body)
             case SliceMade():
@@ -165,7 +168,12 @@ class HostService:
 
     def lost(self, peer: int, error: PeerError) -> None:
         """Let programs go on without what the peer would have sent."""
-        self._executor.lost(peer, pack_error(error))
+        lost = BufferLostError(
+            f"what host {peer} would have sent is lost with it; got {error}; expected it "
+            f"to stay; compute it again",
+            reason=str(error),
+        )
+        self._executor.lost(peer, pack_error(lost))
 
     def close(self, error: TimelyError | None) -> None:
         """End the threads of the executor."""

@@ -21,7 +21,7 @@ from timelyml.ml.functions import run_failure, to_host
 from timelyml.ml.hosts.buffers import Buffer, BufferStore
 from timelyml.ml.hosts.compiling import Loaded
 from timelyml.ml.hosts.copies import HostCopy
-from timelyml.ml.hosts.messages import Done, Export, Pieces
+from timelyml.ml.hosts.messages import Done, Export, Left, Pieces, Spilled
 from timelyml.ml.hosts.paced import PacedArray
 from timelyml.ml.hosts.slices import gather, zeros
 from timelyml.ml.jax_private import is_ready
@@ -72,7 +72,7 @@ class Copied:
     error: bytes | None = None
 
 
-Said = Done | tuple[int, Pieces] | Copied | Exception
+Said = Done | Left | Spilled | tuple[int, Pieces] | Copied | Exception
 """A launch that is over, pieces for a peer, a copy of a buffer, or a bug, after which
 nothing follows."""
 
@@ -154,6 +154,10 @@ class Waiter:
     def spill(self, number: int, buffer: Buffer) -> None:
         """Have a buffer copied to the host, once what was to be sent of it is sent."""
         self._copy(lambda: self._say(_copied(number, buffer)))
+
+    def tell(self, left: Left) -> None:
+        """Say this once all before it is said."""
+        self._copy(lambda: self._say(left))
 
     def close(self) -> None:
         """End the threads after what is under way; does not wait for it."""

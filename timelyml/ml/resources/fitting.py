@@ -23,12 +23,16 @@ Load: TypeAlias = tuple[int, int]
 def pools(
     request: SliceRequest, devices: Iterable[Device]
 ) -> Iterator[tuple[Device, ...]]:
-    """Yield the devices of one kind on one island, for each that the request allows."""
-    found: dict[tuple[str, str], list[Device]] = {}
+    """Yield the devices of one kind on one island, for each that the request allows.
+
+    Of an island that forms anew, those of before and of after are apart.
+    """
+    found: dict[tuple[str, int, str], list[Device]] = {}
     for device in devices:
         is_wanted = request.kind in (None, device.kind)
         if is_wanted and request.island in (None, device.island):
-            found.setdefault((device.island, device.kind), []).append(device)
+            key = device.island, device.generation, device.kind
+            found.setdefault(key, []).append(device)
     for _, pool in sorted(found.items()):
         yield tuple(sorted(pool, key=lambda device: device.coordinates))
 

@@ -25,6 +25,8 @@ class Device:
         memory_bytes: What buffers and temporaries may take on it.
         coordinates: Its place in the mesh of its island; up to three numbers. Devices
             are neighbours if these differ by one in one place.
+        generation: How often its island had formed anew before it came; collectives do
+            not work between devices of several.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Device:
     kind: str
     memory_bytes: int
     coordinates: tuple[int, ...]
+    generation: int = 0
 
     def __post_init__(self) -> None:
         if self.memory_bytes <= 0:
@@ -172,11 +175,11 @@ class Inventory:
         """Say what is wrong about a host that wants to join; empty if nothing is."""
         if host in self._hosts:
             return "got its name again; expected a new one"
-        taken = {(each.island, each.coordinates): each.name for each in self}
+        taken = {_place_of(each): each.name for each in self}
         ranks = {each.island: len(each.coordinates) for each in self}
         seen = set(self._devices)
         for device in devices:
-            place = (device.island, device.coordinates)
+            place = _place_of(device)
             if device.host != host:
                 return (
                     f"got {device.name!r} of {device.host!r}; expected its own devices"
@@ -197,3 +200,7 @@ class Inventory:
             seen.add(device.name)
             taken[place] = device.name
         return ""
+
+
+def _place_of(device: Device) -> tuple[str, int, tuple[int, ...]]:
+    return device.island, device.generation, device.coordinates

@@ -152,10 +152,22 @@ class Islands:
     def __init__(self) -> None:
         self.schedulers: dict[str, GangScheduler] = {}
         self._spreads: dict[str, _Spread] = {}
+        self._ended: set[str] = set()  # to be forgotten once no program spans them
 
     def add(self, island: str, scheduler: GangScheduler) -> None:
         """Make an island known."""
         self.schedulers[island] = scheduler
+
+    def remove(self, island: str) -> None:
+        """Forget an island of which nothing is left, once no program has to do with it."""
+        self._ended.add(island)
+        self._forget_ended()
+
+    def _forget_ended(self) -> None:
+        used = {x for spread in self._spreads.values() for x in spread.graph.graphs}
+        for island in self._ended - used:
+            self._ended.discard(island)
+            self.schedulers.pop(island, None)
 
     def submit(
         self, client: str, program: str, graph: SpreadGraph, *,
@@ -306,6 +318,8 @@ class Islands:
         if spread.islands_left:
             return None
         del self._spreads[done.program]
+        if self._ended:
+            self._forget_ended()
         return replace(done, outcome=spread.outcome)
 
 

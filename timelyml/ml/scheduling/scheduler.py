@@ -269,6 +269,26 @@ class GangScheduler:
             effects += self._drop(run, Outcome.LOST)
         return self._conclude(effects)
 
+    def lose(self, host: str) -> list[Effect]:
+        """Take note that a host is dead: its part of all launches under way failed."""
+        launches = self._order.launches.values()
+        lost = [each.sequence for each in launches if host in each.hosts_left]
+        return self.finished([Report(host, each, 0, is_failed=True) for each in lost])
+
+    def is_first(self, sequence: int) -> bool:
+        """Whether nothing ordered before a launch on its hosts is still under way."""
+        launches = self._order.launches
+        hosts = set(self._placements.hosts_of(launches[sequence].placement))
+        return all(
+            hosts.isdisjoint(self._placements.hosts_of(each.placement))
+            for each in launches.values()
+            if each.sequence < sequence
+        )
+
+    def is_used(self, placement: str) -> bool:
+        """Whether programs use a set of devices."""
+        return any(run.uses(placement) for run in self._runs.values())
+
     def waiting(self) -> list[tuple[GangKey, str]]:
         """Say of each gang that is not ordered yet what it waits for."""
         found = list(self._order.waiting(self._held))

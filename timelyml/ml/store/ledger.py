@@ -13,7 +13,7 @@ could free anything, and they may be waiting for just that program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from timelyml.errors import InvariantError, MemoryLimitError
@@ -100,13 +100,12 @@ class Ledger:
         devices: Iterable[str],
         hosts: Iterable[str],
         buffers: Iterable[Buffer] = (),
+        arriving: Collection[int] = (),
     ) -> list[LedgerEffect]:
         """Put a placement on other devices, with nothing of it on any.
 
-        What its hosts have of it counts at the new ones, where it is `buffers`.
-
-        Raises:
-            InvariantError: Something is left on its devices.
+        What its hosts have of it counts at the new ones, where it is `buffers`; those
+        `arriving` are on their way, and there once they are `spilled`.
         """
         if not self._is_vacant(placement):
             raise InvariantError(
@@ -115,27 +114,30 @@ class Ledger:
             )
         self._live.put_elsewhere(placement, devices, hosts)
         for buffer in buffers:
-            self._live.replace(buffer)
+            self._live.replace(buffer, is_arriving=buffer.number in arriving)
         self._held.pop(placement, None)
         return self._serve()
 
-    def lose(self, placement: str) -> list[int]:
-        """Take note that the hosts of a placement died; return what went with them.
+    def lose(self, placement: str, kept: Collection[int] = ()) -> list[int]:
+        """Take note that hosts of a placement died; return what went with them.
 
-        Programs on it are over, and it is held. Those that wait are left to whoever
-        asked for them.
+        Programs have nothing there any more, and it is held until it moves; what is
+        `kept` is in the memory of others of its hosts.
         """
         self._held[placement] = True
-        for program, placed in list(self._running.items()):
-            if placement in placed.placements:
-                self._end(program, has_failed=True)
+        for program, (claim, placements) in list(self._running.items()):
+            if placement in placements:
+                self._count_scratch(claim, -1)
+                left = claim.without(placement)
+                self._count_scratch(left, 1)
+                self._running[program] = _Placed(left, placements - {placement})
         lost = [
             live.buffer.number
             for live in self._live.on(placement)
             if live.is_on_device or live.is_on_host
         ]
         for number in lost:
-            self._live.forget(number)
+            self._live.lose(number, is_kept=number in kept)
         return lost
 
     def request(self, claim: Claim) -> list[LedgerEffect]:
@@ -350,7 +352,8 @@ class Ledger:
 
     def _is_vacant(self, placement: str) -> bool:
         is_used = any(placement in each.placements for each in self._running.values())
-        return not is_used and not any(x.is_on_device for x in self._live.on(placement))
+        there = self._live.on(placement)
+        return not is_used and not any(x.is_on_device or x.is_spilling for x in there)
 
     def _impossible(self, claim: Claim) -> MemoryLimitError | None:
         """Say why a program could not even run alone, if so."""

@@ -167,7 +167,7 @@ class LiveBuffers:
         for live in moved:
             self.hosts.add(placement, live.buffer.host_bytes)
 
-    def replace(self, buffer: Buffer) -> None:
+    def replace(self, buffer: Buffer, *, is_arriving: bool = False) -> None:
         """Take note of what a buffer is from now on, as its placement has moved."""
         live = self._live.get(buffer.number)
         if live is None:
@@ -175,7 +175,19 @@ class LiveBuffers:
         if live.is_on_host:
             change = buffer.host_bytes - live.buffer.host_bytes
             self.hosts.add(buffer.placement, change)
-        live.buffer = buffer
+        live.buffer, live.is_spilling = buffer, is_arriving
+
+    def lose(self, number: int, *, is_kept: bool) -> None:
+        """Count a buffer on its devices no longer, and on hosts only if it is kept."""
+        live = self._live[number]
+        if not is_kept:
+            self.forget(number)
+            return
+        live.is_spilling = False
+        self._leave_devices(live)
+        if not live.is_on_host:
+            live.is_on_host = True
+            self.hosts.add(live.buffer.placement, live.buffer.host_bytes)
 
     def forget(self, number: int) -> None:
         """Count a buffer nowhere any more."""

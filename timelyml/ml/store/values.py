@@ -9,7 +9,7 @@ will produce without waiting for an answer.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -91,6 +91,12 @@ class Claim:
     scratch_bytes: Mapping[str, int] = field(default_factory=dict)
     label: str = ""
     exported: tuple[int, ...] = ()
+
+    def without(self, placement: str) -> Claim:
+        """Return what is left of it where a placement is gone."""
+        scratch = {x: n for x, n in self.scratch_bytes.items() if x != placement}
+        outputs = tuple(x for x in self.outputs if x.placement != placement)
+        return replace(self, scratch_bytes=scratch, outputs=outputs)
 
 
 @dataclass(frozen=True, slots=True)
