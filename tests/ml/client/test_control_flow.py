@@ -207,12 +207,12 @@ def test_an_endless_loop_lets_others_run_and_can_be_cancelled(client, slices):
     assert float(ml.jit(lambda x: x + 1, slice=here)(np.float32(1))) == 2.0
 
 
-def test_a_loop_ends_with_the_host_that_it_runs_on():
+def test_a_loop_ends_with_the_host_that_has_its_values():
     with ml.local(islands=2, devices_per_island=1) as client:
         here = client.slice({"x": 1}, island="island-0")
         there = client.slice({"x": 1}, island="island-1")
-        goes_on = ml.jit(lambda i: i >= 0, slice=here)
-        step = ml.jit(lambda i: (i + 1) % 1000, slice=there)
+        goes_on = ml.jit(lambda i: i >= 0, slice=there)
+        step = ml.jit(lambda i: (i + 1) % 1000, slice=here)
         stuck = ml.while_loop(goes_on, step, np.int32(0))
         add = ml.jit(lambda x: x + 1, slice=there)
         assert float(add(np.float32(0))) == 1.0
