@@ -35,7 +35,7 @@ def _scope_lines(
             yield f"{indent}{_box(spec)}"
     for inner in scopes:
         if inner.parent == scope:
-            yield f'{indent}subgraph scope{inner.index}["{_escaped(inner.name)}"]'
+            yield f'{indent}subgraph scope{inner.index}["{escaped(inner.name)}"]'
             yield from _scope_lines(
                 inner.index, operators, scopes, indent=indent + "  "
             )
@@ -43,9 +43,9 @@ def _scope_lines(
 
 
 def _box(spec: OperatorSpec) -> str:
-    title = _escaped(spec.name)
+    title = escaped(spec.name)
     if spec.kind != spec.name:
-        title += f"<br/>{_escaped(spec.kind)}"
+        title += f"<br/>{escaped(spec.kind)}"
     text = f'"{title}<br/>{shards_text(spec.num_shards)}"'
     return f"op{spec.index}([{text}])" if spec.is_source else f"op{spec.index}[{text}]"
 
@@ -59,7 +59,8 @@ def _edge(channel: ChannelSpec) -> str:
     return f'{ends[0]} {arrow}|"{label}"| {ends[1]}'
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """Return text as it may stand in a label."""
     # Mermaid has no backslash escapes; it reads HTML entities without the ampersand
     for character, code in (
         ("#", "#35;"),

@@ -145,7 +145,7 @@ class Ahead:
         self._register = register
         self._lock = threading.Lock()
         self._batch: _Batch | None = None
-        # How often a sequence came; then the number of its program.
+        # Of each sequence that came, its program; None until it comes again.
         self._numbers: dict[_Sequence, int | None] = {}
         self._given_back: set[str] = set()
         self._bell: SimpleQueue[bool] = SimpleQueue()

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from timelyml.errors import SliceError, TimelyError
 from timelyml.exchange import Lane
 from timelyml.ml.controller.messages import Finished
 from timelyml.ml.functions import ArrayType, LogicalMesh, MemoryNeeds, Spec
@@ -322,13 +321,3 @@ class Outbox:
         finished = self._finished.pop(client, None)
         if finished is not None:
             self._effects.append(ToClient(client, finished))
-
-
-def gone_with_island(slice_: SliceRecord, error: TimelyError) -> SliceError:
-    """Return the error of a slice whose island was given up."""
-    return SliceError(
-        f"slice {slice_.name!r} is gone with its island {slice_.island!r}; got "
-        f"{error}; expected its devices to stay; ask for another slice",
-        slice=slice_.name,
-        available={},
-    )

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from timelyml.errors import TraceError
 from timelyml.ml import jax_callbacks, jax_private
@@ -21,6 +21,7 @@ from timelyml.ml.pipeline.flattening import (
     MAX_UNROLLED,
     alone,
     inner_functions,
+    interpreted,
     traced,
     unrolled,
 )
@@ -86,18 +87,7 @@ class _Writer:
         self, label: str | None, jaxpr: ClosedJaxpr | Jaxpr, *arguments: Any
     ) -> list[Any]:
         """Evaluate a function, part of a label, equation by equation."""
-        closed = jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
-        inner = closed.jaxpr
-        values: dict[Var, Any] = dict(zip(inner.constvars, closed.consts, strict=True))
-        values.update(zip(inner.invars, arguments, strict=True))
-
-        def read(atom: Any) -> Any:
-            return atom.val if isinstance(atom, Literal) else values[atom]
-
-        for eqn in inner.eqns:
-            results = self._apply(label, inner, eqn, [read(v) for v in eqn.invars])
-            values.update(zip(eqn.outvars, results, strict=True))
-        return [read(each) for each in inner.outvars]
+        return interpreted(jaxpr, arguments, functools.partial(self._apply, label))
 
     def _apply(
         self, outer: str | None, jaxpr: Jaxpr, eqn: Any, arguments: list[Any]

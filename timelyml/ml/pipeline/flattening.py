@@ -92,28 +92,42 @@ def inner_functions(values: Iterable[Any]) -> Iterable[ClosedJaxpr | Jaxpr]:
             yield from inner_functions(value)
 
 
-def _evaluate(jaxpr: ClosedJaxpr, *arguments: Any) -> list[Any]:
-    """Interpret a function one equation after the other, going into calls and loops."""
-    inner = jaxpr.jaxpr
-    values: dict[Var, Any] = dict(zip(inner.constvars, jaxpr.consts, strict=True))
+def interpreted(
+    jaxpr: ClosedJaxpr | Jaxpr,
+    arguments: Sequence[Any],
+    apply: Callable[[Jaxpr, Any, list[Any]], Sequence[Any]],
+) -> list[Any]:
+    """Evaluate a function one equation after the other.
+
+    Args:
+        jaxpr: A function; one that is not closed has no constants.
+        arguments: Flat.
+        apply: Returns the results of an equation, given what that is part of, the
+            equation, and its arguments.
+    """
+    closed = jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
+    inner = closed.jaxpr
+    values: dict[Var, Any] = dict(zip(inner.constvars, closed.consts, strict=True))
     values.update(zip(inner.invars, arguments, strict=True))
 
     def read(atom: Any) -> Any:
         return atom.val if isinstance(atom, Literal) else values[atom]
 
     for eqn in inner.eqns:
-        results = _apply(inner, eqn, [read(each) for each in eqn.invars])
+        results = apply(inner, eqn, [read(each) for each in eqn.invars])
         values.update(zip(eqn.outvars, results, strict=True))
     return [read(each) for each in inner.outvars]
+
+
+def _evaluate(jaxpr: ClosedJaxpr | Jaxpr, *arguments: Any) -> list[Any]:
+    """Interpret a function, going into calls and loops."""
+    return interpreted(jaxpr, arguments, _apply)
 
 
 def _apply(jaxpr: Jaxpr, eqn: Any, arguments: list[Any]) -> Sequence[Any]:
     name = eqn.primitive.name
     if name in _CALLS:
-        called = eqn.params[_CALLS[name]]
-        if isinstance(called, Jaxpr):
-            called = ClosedJaxpr(called, ())
-        return _evaluate(called, *arguments)
+        return _evaluate(eqn.params[_CALLS[name]], *arguments)
     if name == "scan" and eqn.params["length"] <= MAX_UNROLLED:
         return unrolled(eqn.params, arguments, _evaluate)
     return alone(jaxpr, eqn, arguments)

@@ -159,7 +159,6 @@ class _Maker:
     def __init__(self, stage: Stage, params: Any, x: Any, extra: Any) -> None:
         self._stage = stage
         self._trees = [jax.tree.structure(each) for each in (params, x, extra)]
-        self._num_y = 0
         avals = [_abstract(each) for each in (params, x, extra)]
         self._split: Split = split(
             self._flat_stage,

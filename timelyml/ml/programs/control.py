@@ -143,8 +143,10 @@ class _Block:
 
     Attributes:
         who: What it is, for errors.
-        types: Of its results.
-        values: Where these are.
+        region: Its nodes.
+        entered: What it uses from around it, and what stands for that inside.
+        tree: Of its results.
+        values: What these are, and where they lie.
     """
 
     who: str

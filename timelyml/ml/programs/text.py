@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from timelyml.graph.mermaid import escaped
 from timelyml.ml.functions import ArrayType, Spec
 from timelyml.ml.programs.nodes import (
     Arg,
@@ -93,7 +94,7 @@ def _boxes(
         if not homes and prefix != "n":
             continue
         where = f"slice{number}" if prefix == "n" else f"{prefix}slice{number}"
-        yield f'  subgraph {where}["{_escaped(each.name)}<br/>{_slice_text(each)}"]'
+        yield f'  subgraph {where}["{escaped(each.name)}<br/>{_slice_text(each)}"]'
         yield from (f"    {_box(index, nodes[index], prefix)}" for index in homes)
         yield "  end"
 
@@ -180,13 +181,13 @@ def _box(index: int, node: Node, prefix: str) -> str:
     name = f"{prefix}{index}"
     match node:
         case Arg():
-            return f'{name}(["{_escaped(node.label)}"])'
+            return f'{name}(["{escaped(node.label)}"])'
         case Constant():
             return f'{name}(["constant {node.value.type}"])'
         case Transfer():
             return f'{name}{{{{"{node.route}"}}}}'
         case Call():
-            return f'{name}["{_escaped(node.computation.name)}"]'
+            return f'{name}["{escaped(node.computation.name)}"]'
         case Branch() | Loop():
             return f'{name}{{"{node.kind}"}}'
 
@@ -199,17 +200,5 @@ def _edge(
     arrow = "-.->" if is_donated else "-->"
     return (
         f"{prefix}{ref.node} {arrow}"
-        f'|"{_escaped(type_text(value.type, value.spec))}"| {target}'
+        f'|"{escaped(type_text(value.type, value.spec))}"| {target}'
     )
-
-
-def _escaped(text: str) -> str:
-    # Mermaid has no backslash escapes; it reads HTML entities without the ampersand
-    for character, code in (
-        ("#", "#35;"),
-        ('"', "#quot;"),
-        ("<", "#lt;"),
-        (">", "#gt;"),
-    ):
-        text = text.replace(character, code)
-    return text

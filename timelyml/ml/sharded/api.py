@@ -35,8 +35,6 @@ from timelyml.ml.sharded.structure import Structure
 from timelyml.operators.edges import Routed
 from timelyml.operators.edges import settle as settled
 
-_SAMPLE_ROWS = 8
-
 
 @dataclass(frozen=True, slots=True)
 class Rows:
