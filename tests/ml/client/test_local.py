@@ -483,6 +483,12 @@ def test_options_that_make_no_sense_are_refused_before_anything_starts():
         local(memory_bytes_per_device=0)
     with pytest.raises(ConfigError, match="'host_memory_bytes' cannot work; got -1"):
         local(host_memory_bytes=-1)
+    with pytest.raises(ConfigError, match="'paced_s' cannot work; got 3"):
+        local(paced_s=3)
+    with pytest.raises(ConfigError, match=r"paced_s\['f'\].* cannot work; got -1"):
+        local(paced_s={"f": -1})
+    with pytest.raises(ConfigError, match="'delay_s' cannot work; got nan"):
+        local(delay_s=float("nan"))
     with pytest.raises(TypeError, match=r"ml\.local has no option 'island'"):
         local(island=2)
 
@@ -490,6 +496,15 @@ def test_options_that_make_no_sense_are_refused_before_anything_starts():
 def test_a_client_with_an_impossible_weight_is_refused(client):
     with pytest.raises(ConfigError, match="impossible weight; got 0"):
         client.another(weight=0)
+
+
+def test_what_is_no_count_name_or_handle_is_refused_at_the_call(client):
+    with pytest.raises(ConfigError, match="got hosts='x'"):
+        client.resources.reform("island-0", hosts="x")
+    with pytest.raises(HandleError, match="got 5 as its name"):
+        client.publish(5, {})
+    with pytest.raises(HandleError, match="cannot be cancelled; got 5"):
+        client.cancel(5)
 
 
 def test_put_wants_a_sharding_of_its_own_slices(client, make_slice):

@@ -316,6 +316,8 @@ def test_an_island_forms_anew_with_fewer_or_more_hosts(num_hosts):
     assert len(world.heard[1][-1].devices) == 2 * num_hosts
     world.say(1, ReformIsland(101, "b", 1))
     assert "expected one of ['a']" in answers(world)[101]
+    world.say(1, ReformIsland(102, "a", 1025))
+    assert "1 to 1,024 hosts" in answers(world)[102]
 
 
 def test_an_island_that_cannot_form_anew_is_lost_by_name():

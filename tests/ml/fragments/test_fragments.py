@@ -149,6 +149,11 @@ def test_what_cannot_be_parted_is_refused_with_the_reason(two, reason):
         fragments.program(X)
 
 
+def test_what_is_no_function_is_refused(slices):
+    with pytest.raises(ConfigError, match="no function; got 3"):
+        ml.fragments(3, {"encoder": slices[0]})
+
+
 def test_labels_that_do_not_occur_are_refused_and_those_that_do_are_named(slices):
     fragments = ml.fragments(model, {"encoder": slices[0], "head": slices[1]})
     with pytest.raises(

@@ -281,10 +281,10 @@ class Client:
             tree: Handles, or a tree of them; also of values still being computed.
 
         Raises:
-            HandleError: The name is taken, or a leaf is no handle of this client.
+            HandleError: The name is taken, or no str; a leaf is no handle of this client.
             ShippingError: The tree has parts that cannot be pickled.
         """
-        buffers, structure = taken_apart(tree, self)
+        buffers, structure = taken_apart(name, tree, self)
         self._ask(lambda n: Publish(n, name, buffers, structure), f"name {name!r}")
 
     def open(self, name: str, *, timeout_s: float | None = 0) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypedDict
@@ -188,6 +189,14 @@ def _check(who: str, given: IslandOptions, may_join: bool) -> None:
         size = values[option]
         if size is not None and (not isinstance(size, int) or size < 0):
             raise _impossible(who, option, size, "0 or more, or None")
+    times = given["paced_s"]
+    if times is not None and not isinstance(times, Mapping):
+        raise _impossible(who, "paced_s", times, "seconds by names of functions")
+    stated = {f"paced_s[{name!r}]": each for name, each in (times or {}).items()}
+    stated["delay_s"] = given["delay_s"]
+    for option, seconds in stated.items():
+        if not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
+            raise _impossible(who, option, seconds, "seconds, 0 or more")
     if given["policy"] not in POLICIES:
         expected = f"one of {sorted(POLICIES)}"
         raise _impossible(who, "policy", given["policy"], expected)

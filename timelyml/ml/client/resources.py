@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from timelyml.errors import ConfigError
 from timelyml.ml.client.slices import Slice
 from timelyml.ml.controller.estate import (
     AskDevices,
@@ -81,13 +82,21 @@ class Resources:
 
         Args:
             island: Its name, which stays.
-            hosts: How many processes it is to have, more or fewer than now.
+            hosts: How many processes it is to have, more or fewer than now; 1,024 at
+                most.
             timeout_s: How long to wait; it goes on all the same.
 
         Raises:
+            ConfigError: `hosts` is no count.
             PlacementError: There is no such island, or no process could be started.
             DeadlineError: It was not over in time.
         """
+        if type(hosts) is not int:
+            raise ConfigError(
+                f"island {island!r} cannot form anew; got hosts={hosts!r}; expected how "
+                f"many processes it is to have, an int",
+                option="hosts",
+            )
         self._ask(
             lambda request: ReformIsland(request, island, hosts),
             f"island {island!r} of {hosts} hosts",

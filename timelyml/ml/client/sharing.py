@@ -16,13 +16,20 @@ from timelyml.ml.controller.messages import Opened, OpenedBuffer
 from timelyml.runtime.shipping import dumps, loads
 
 
-def taken_apart(tree: Any, client: HandleOwner) -> tuple[tuple[int, ...], bytes]:
-    """Return the buffers of a tree of handles, and how to put it together again.
+def taken_apart(
+    name: str, tree: Any, client: HandleOwner
+) -> tuple[tuple[int, ...], bytes]:
+    """Return the buffers of a tree to be published, and how to put it together again.
 
     Raises:
-        HandleError: A leaf is no handle of this client, or cannot be used any more.
+        HandleError: The name is no string, or a leaf is no handle of this client that
+            can still be used.
         ShippingError: The tree has parts that cannot be pickled.
     """
+    if not isinstance(name, str):
+        raise HandleError(
+            f"a tree cannot be published; got {name!r} as its name; expected a str"
+        )
     leaves, treedef = jax.tree.flatten(tree)
     for leaf in leaves:
         if not isinstance(leaf, Handle) or leaf.client is not client:
@@ -37,9 +44,19 @@ def taken_apart(tree: Any, client: HandleOwner) -> tuple[tuple[int, ...], bytes]
 
 
 def numbers_of(tree: Any) -> tuple[int, ...]:
-    """Return the buffers of the handles in a tree."""
+    """Return the buffers of a tree of handles.
+
+    Raises:
+        HandleError: A leaf is no handle.
+    """
     leaves = jax.tree.leaves(tree)
-    return tuple(each.buffer for each in leaves if isinstance(each, Handle))
+    for leaf in leaves:
+        if not isinstance(leaf, Handle):
+            raise HandleError(
+                f"a call cannot be cancelled; got {leaf!r:.200}; expected handles of its "
+                f"results, or a tree of them"
+            )
+    return tuple(leaf.buffer for leaf in leaves)
 
 
 def put_together(opened: Opened, handle_of: Callable[[OpenedBuffer], Handle]) -> Any:

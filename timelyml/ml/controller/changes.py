@@ -9,6 +9,7 @@ from typing import Any
 from timelyml.errors import PlacementError, TimelyError
 from timelyml.ml.controller.buffers import no_such_slice
 from timelyml.ml.controller.estate import (
+    MAX_HOSTS,
     AskDevices,
     ChangeDevices,
     ChangeSlice,
@@ -158,12 +159,12 @@ class Changes:
             for each in self._islands.values()
             if each.name == message.island and each.present and not each.is_renewing
         ]
-        if not found or message.num_hosts < 1:
+        if not found or not 1 <= message.num_hosts <= MAX_HOSTS:
             names = sorted({each.name for each in self._islands.values()})
             raise PlacementError(
                 f"island {message.island!r} cannot form anew of {message.num_hosts} "
                 f"hosts; got no island of that name that is not forming already, or no "
-                f"hosts; expected one of {names}, and 1 host or more",
+                f"such number; expected one of {names}, and 1 to {MAX_HOSTS:,} hosts",
                 island=message.island,
             )
         island = found[-1]

@@ -34,6 +34,10 @@ class ChangeDevices:
     is_usable: bool
 
 
+MAX_HOSTS = 1024
+"""Of an island that forms anew: they are started at once, so a slip must not be many."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReformIsland:
     """Have other processes take the place of an island's; answered once it is so."""

@@ -52,7 +52,7 @@ def fragments(
         static_argnames: The same by name.
 
     Raises:
-        ConfigError: There is no assignment; at the call: a label does not occur.
+        ConfigError: There is no function, or no assignment; at the call: a label does not occur.
         TraceError: At the call: the function cannot be traced, or has several labels in
             what cannot be parted: a loop that is too long to be unrolled, or whose
             number of iterations depends on data, a branch on a value, a custom
@@ -61,6 +61,12 @@ def fragments(
     Source:
         The MPMD proposal of Shardy: named computations and a map from names to meshes.
     """
+    if not callable(function):
+        raise ConfigError(
+            f"fragments of what is no function; got {function!r}; expected one of arrays; "
+            f"pass the function itself, not its result",
+            option="function",
+        )
     if not assignment or not all(isinstance(each, str) for each in assignment):
         raise ConfigError(
             f"fragments have no assignment; got {assignment!r}; expected a slice for "
