@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from tests.ml.client.test_serving import core_of
 from timelyml import ml
 from timelyml.errors import BufferLostError
 from timelyml.exchange import ServerKeys
@@ -158,7 +159,7 @@ def test_a_worker_without_the_key_is_refused_and_learns_why(join, tmp_path):
 
 
 def test_hosts_that_stop_answering_leave_no_trace(server, join):
-    core = server._gates[0]._service._core
+    core = core_of(server)
     worker = join("--island", "half", "--hosts-per-island", "2")
     assert eventually(lambda: core._arrivals._forming, SOON_S * 3)
     worker.kill()

@@ -11,7 +11,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from tests.ml.client.test_failures import SOON_S, TIMEOUT_S
+from tests.ml.client.test_serving import core_of
 from timelyml import ml
+from timelyml.ml.store import CLIENT_BITS
 from timelyml.testing.leftovers import Leftovers, eventually
 
 MIB = 1 << 20
@@ -43,12 +45,15 @@ def client(server):
 
 
 def ledger_of(server):
-    return server._gate._service._core.buffers.memory.ledger
+    return core_of(server).buffers.memory.ledger
 
 
-def places(server, handles):
+def places(client, handles):
     """Of each value, whether it takes memory on devices and on hosts."""
-    return [ledger_of(server).where(handle.buffer) for handle in handles]
+    seen = {each.name: each for each in client.objects()}
+    numbers = [divmod(handle.buffer, 1 << CLIENT_BITS) for handle in handles]
+    values = [seen[f"{owner}/{count}"] for owner, count in numbers]
+    return [(each.device_bytes > 0, each.host_bytes > 0) for each in values]
 
 
 def live_bytes_on_worker(client):
@@ -75,7 +80,7 @@ def random_bits(num_bytes, seed):
     return bits.view(np.float32)
 
 
-def test_idle_values_leave_the_devices_and_come_back_bit_for_bit(server, client):
+def test_idle_values_leave_the_devices_and_come_back_bit_for_bit(client):
     s = client.slice({"x": 2})
     values = [random_bits(6 * MIB, seed) for seed in range(4)]
     handles = [client.put(value, s.sharding(P("x"))) for value in values]
@@ -84,7 +89,7 @@ def test_idle_values_leave_the_devices_and_come_back_bit_for_bit(server, client)
     # 3 MiB of each on a device: two of four fit.
     handles[3].block_until_ready()
     assert eventually(
-        lambda: places(server, handles) == [(False, True)] * 2 + [(True, False)] * 2,
+        lambda: places(client, handles) == [(False, True)] * 2 + [(True, False)] * 2,
         SOON_S,
     )
     assert live_bytes_on_worker(client) < 3 * 6 * MIB
@@ -101,13 +106,13 @@ def test_idle_values_leave_the_devices_and_come_back_bit_for_bit(server, client)
         )
 
 
-def test_keys_and_replicas_come_back_too(server, client):
+def test_keys_and_replicas_come_back_too(client):
     s = client.slice({"x": 2})
     keys = client.put(jax.random.split(jax.random.key(1), 8), s.sharding(P("x")))
     small = client.put(jnp.arange(6, dtype=jnp.bfloat16), s.sharding(P()))
     big = [client.put(np.zeros(MIB, np.float32), s.sharding(P())) for _ in range(2)]
     assert eventually(
-        lambda: places(server, [keys, small]) == [(False, True)] * 2, SOON_S
+        lambda: places(client, [keys, small]) == [(False, True)] * 2, SOON_S
     )
     del big
     drawn = ml.jit(jax.vmap(jax.random.normal), slice=s)(keys)
@@ -117,7 +122,7 @@ def test_keys_and_replicas_come_back_too(server, client):
         drawn, jax.vmap(jax.random.normal)(jax.random.split(jax.random.key(1), 8))
     )
     np.testing.assert_array_equal(doubled, np.arange(0, 12, 2))
-    assert places(server, [keys, small]) == [(True, False)] * 2
+    assert places(client, [keys, small]) == [(True, False)] * 2
 
 
 def test_what_can_never_fit_fails_at_once_and_says_what_it_takes(client):
@@ -162,9 +167,11 @@ def test_clients_that_want_more_together_than_there_is_wait_for_each_other(serve
     assert not any(thread.is_alive() for thread in threads)
 
 
-def test_beyond_the_memory_of_the_host_a_call_fails_and_names_who_holds_it(client):
+def test_beyond_the_memory_of_the_host_a_call_fails_and_names_who_holds_it(
+    server, client
+):
     s = client.slice({"x": 2})
-    with ml.connect(client._link._path) as other:
+    with ml.connect(server.path) as other:
         theirs = other.slice({"x": 2})
         held = other.put(np.ones(MIB, np.float32), theirs.sharding(P("x")))
         held.block_until_ready()
@@ -186,11 +193,11 @@ def test_beyond_the_memory_of_the_host_a_call_fails_and_names_who_holds_it(clien
         np.testing.assert_array_equal(np.asarray(held)[:2], [1, 1])
 
 
-def test_what_a_donated_argument_gives_is_not_counted_twice(server, client):
+def test_what_a_donated_argument_gives_is_not_counted_twice(client):
     s = client.slice({"x": 2})
     step = ml.jit(lambda x: x * 2, slice=s, donate_argnums=0, out_shardings=P("x"))
     x = client.put(np.ones(2 * MIB + MIB // 2, np.float32), s.sharding(P("x")))
     for _ in range(5):  # 5 of 8 MiB: neither twice nor beside the one before
         x = step(x)
     np.testing.assert_array_equal(np.asarray(x)[-2:], [32, 32])
-    assert places(server, [x]) == [(True, False)]
+    assert places(client, [x]) == [(True, False)]

@@ -70,8 +70,9 @@ def clients(server):
         yield one, other
 
 
-def directory_of(server):
-    return server._gate._service._core.buffers.directory
+def made_by(number, client):
+    """What a client sees of all that another made."""
+    return [each for each in client.objects() if each.name.startswith(f"{number}/")]
 
 
 def test_all_of_a_killed_client_is_gone_but_what_it_published(server):
@@ -86,17 +87,15 @@ def test_all_of_a_killed_client_is_gone_but_what_it_published(server):
         )
         theirs = int(killed.stdout.readline())
         # Four values of 2 MiB on each device, which has room for three.
-        states = [each for each in mine.objects() if each.name.startswith(f"{theirs}/")]
+        states = made_by(theirs, mine)
         assert sum(each.host_bytes for each in states) == 4 * MIB
         assert sum(each.device_bytes for each in states) == 12 * MIB
         assert live_bytes_on_worker(mine) - before >= 12 * MIB
 
         killed.communicate("\n", timeout=TIMEOUT_S)
         assert killed.returncode == -signal.SIGKILL
-        assert eventually(lambda: not directory_of(server).of_client(theirs), SOON_S)
-        (left,) = [
-            each for each in mine.objects() if each.name.startswith(f"{theirs}/")
-        ]
+        assert eventually(lambda: len(made_by(theirs, mine)) == 1, SOON_S)
+        (left,) = made_by(theirs, mine)
         assert (left.owner, left.names, left.num_references) == (None, ("shown",), 1)
         used = ledger_of(server).used_bytes()
         assert set(used.values()) == {2 * MIB}
