@@ -13,6 +13,7 @@ from hypothesis.stateful import (
 )
 
 from tests.ml.store.test_ledger import ME, buffer
+from tests.ml.store.test_ledger import claim as claim_of
 from timelyml.ml.store import Admit, Claim, Ledger, Refuse, Spill
 
 CAPACITY = 100
@@ -43,7 +44,7 @@ class Histories(RuleBasedStateMachine):
 
     def follow(self, effects):
         self.follow_each(effects)
-        while self.given_up:  # nobody holds what was donated to programs refused
+        while self.given_up:  # nobody holds it, and the ledger hears of one at a time
             number = self.given_up.pop()
             self.forget_what_is_over()
             self.follow_each(self.ledger.free(number))
@@ -81,6 +82,7 @@ class Histories(RuleBasedStateMachine):
             assert devices - self.devices_of(running) or not devices
         self.never |= {each.number for each in claim.outputs}
         self.given_up += claim.donated
+        self.forget_what_is_over()
 
     def devices_of(self, claim):
         placements = [each.placement for each in claim.outputs]
@@ -122,13 +124,16 @@ class Histories(RuleBasedStateMachine):
             ME, f"p{self.count}", tuple(arguments), tuple(donated), tuple(outputs),
             scratch,
         )  # fmt: skip
+        self.ask(claim)
+
+    def ask(self, claim):
         self.waiting[claim.program] = claim
         effects = self.ledger.request(claim)
         if effects and isinstance(effects[0], Refuse) and "never" in str(effects[0]):
             del self.waiting[claim.program]
             return
-        self.buffers.update({each.number: each for each in outputs})
-        self.freed |= set(donated)
+        self.buffers.update({each.number: each for each in claim.outputs})
+        self.freed |= set(claim.donated)
         self.follow(effects)
 
     @precondition(lambda self: self.running)
@@ -162,6 +167,9 @@ class Histories(RuleBasedStateMachine):
     @rule(data=st.data())
     def free(self, data):
         number = data.draw(st.sampled_from(sorted(set(self.buffers) - self.freed)))
+        self.free_one(number)
+
+    def free_one(self, number):
         self.freed.add(number)
         self.forget_what_is_over()
         self.follow(self.ledger.free(number))
@@ -170,7 +178,7 @@ class Histories(RuleBasedStateMachine):
         claims = (*self.waiting.values(), *self.running.values())
         used = {number for claim in claims for number in claim.arguments}
         used |= {each.number for claim in claims for each in claim.outputs}
-        over = self.freed - used
+        over = self.freed - used - set(self.given_up)
         self.on_device -= over
         self.on_host -= over
         self.spilling -= over
@@ -219,3 +227,48 @@ TestHistories.settings = settings(
     stateful_step_count=40,
     suppress_health_check=[HealthCheck.too_slow],  # on a machine that does much else
 )
+
+
+def history(*puts):
+    """Begin a history with little host memory and with values that nobody uses."""
+    machine = Histories()
+    machine.start(host_bytes=30)
+    for each in puts:
+        machine.ask(claim_of("put", makes=[each]))
+        machine.end("put", has_failed=False)
+    return machine
+
+
+def check(machine):
+    machine.what_is_used_is_what_is_there_and_never_more_than_the_memory()
+    machine.somebody_runs_or_something_moves_while_anybody_waits()
+
+
+def test_what_only_a_refused_program_would_have_read_goes_with_it():
+    read, idle = buffer(1, 20), buffer(2, 40)
+    machine = history(read, idle)
+    machine.ask(claim_of("runs", scratch=10))
+    machine.ask(claim_of("refused", reads=[read], scratch=60))
+    machine.free_one(read.number)
+    machine.end("runs", has_failed=False)
+    check(machine)
+    assert machine.ledger.used_bytes() == dict.fromkeys(PLACEMENTS["all"], 40)
+    machine.teardown()
+
+
+def test_what_a_refused_program_was_given_may_be_spilled_before_it_is_let_go():
+    on_host, given, idle = buffer(1, 25), buffer(2, 25), buffer(3, 40)
+    machine = history(on_host, given, idle)
+    machine.ask(claim_of("runs", scratch=30))
+    machine.spill_one(on_host.number)
+    both = [given, on_host]
+    machine.ask(claim_of("refused", reads=both, donated=both, scratch=70))
+    machine.ask(claim_of("next", scratch=30))
+    machine.ask(claim_of("last", scratch=40))
+    assert set(machine.waiting) == {"refused", "next", "last"}
+    machine.end("runs", has_failed=False)
+    assert set(machine.running) == {"next"}
+    check(machine)
+    assert machine.ledger.where(given.number) == (False, False)
+    assert machine.ledger.host_bytes() == {"h": 0}
+    machine.teardown()

@@ -161,6 +161,8 @@ class Memory:
                 self.on_vacant(effect.placement)
             case Spill():
                 number = effect.buffer.number
+                if not self.ledger.where(number)[0]:
+                    return  # let go or lost in the meantime, perhaps with its slice
                 hosts = self._slices[effect.buffer.placement].hosts
                 self._spilling[number] = set(hosts)
                 for host in hosts:
