@@ -6,7 +6,6 @@ however many devices they have, but for the few numbers that each host must be t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -229,7 +228,7 @@ class Core:
         self._now_s = now_s
         self.places.follow(self.places.manager.tick(now_s))
         self._names.tick(now_s)
-        self._let_go(now_s)
+        self._let_go()
         self.places.renewals.tick(now_s)
         for timed in self.dispatch.deadlines.overdue(now_s):
             error = timed.fail(self.buffers, self._outbox)
@@ -270,16 +269,16 @@ class Core:
         self._add_order(island)
         self.places.add(island, hosts, is_own=is_own)
 
-    def _let_go(self, now_s: float = -math.inf) -> None:
+    def _let_go(self) -> None:
         """Let those leave that would, once their island is empty or they waited enough."""
         for host, deadline_s in self._arrivals.leaving():
             island = self.places.island_of(host)
             if island is None or island.error is not None:
                 continue
             orders = {each.order for each in self._slices.values()}
-            if island.order not in orders or deadline_s <= now_s:
+            if island.order not in orders or deadline_s <= self._now_s:
                 self._arrivals.dismiss(island.hosts)
-                self.places.lose(host, has_left(host, island.name), deadline_s)
+                self.places.lose(host, has_left(host, island.name), self._now_s)
 
     def _cancel_makers(self, client: int, numbers: Iterable[int]) -> None:
         """Drop what is not ordered of the work of a client that makes buffers."""
