@@ -289,7 +289,8 @@ class ClientUsage:
     Attributes:
         client: Its number; None of all that belongs to names, or only to calls.
         device_s: Seconds of device time of what it ran, over all devices.
-        num_launches: Computations that it ran.
+        num_launches: How much of it was ordered and is over: a computation each, or a
+            block of those of a program.
         num_objects: Buffers that it is charged for.
         device_bytes: What these take on all devices together.
         host_bytes: What these take in the memory of all hosts together.
