@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from timelyml.errors import ConfigError, PeerError, TimelyError
+from timelyml.errors import ConfigError, TimelyError
 from timelyml.exchange import (
     CONTROLLER,
     CurveKeys,
@@ -28,7 +28,13 @@ from timelyml.exchange import (
     split_tcp,
 )
 from timelyml.ml.client.islands import SERVICE
-from timelyml.ml.client.remote import JOIN_TIMEOUT_S, gate_address, random_peer
+from timelyml.ml.client.remote import (
+    JOIN_TIMEOUT_S,
+    gate_address,
+    no_answer,
+    random_peer,
+    shut_out,
+)
 from timelyml.ml.controller.gate import AskInvitation, GateAddress, Invited
 from timelyml.ml.hosts.service import HostService
 from timelyml.runtime.boot import endpoint_from_map
@@ -88,19 +94,11 @@ def invitation(address: GateAddress, where: str) -> Invitation:
                 if isinstance(message, Invited):
                     return message.invitation
                 if isinstance(message, LinkFailure):
-                    raise PeerError(
-                        f"{where!r} lets nobody in with this key; got {message.reason}; "
-                        f"expected the key of the server that listens there; ask who "
-                        f"started it",
-                        reason=message.reason,
-                    )
+                    raise shut_out(where, message.reason)
             transport.wait(WAIT_S)
     finally:
         transport.close()
-    raise PeerError(
-        f"nobody answers at {where!r}; got no answer in {JOIN_TIMEOUT_S:g} s; expected "
-        f"a program that serves there; start one, or correct the address"
-    )
+    raise no_answer(where)
 
 
 def serve(joining: Joining) -> int:

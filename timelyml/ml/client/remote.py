@@ -21,6 +21,23 @@ WAIT_S = 0.5
 JOIN_TIMEOUT_S = 10.0
 
 
+def no_answer(where: str) -> PeerError:
+    """Return the error of who wants in where nobody serves."""
+    return PeerError(
+        f"nobody answers at {where!r}; got no answer in {JOIN_TIMEOUT_S:g} s; expected "
+        f"a program that serves there; start one, or correct the address"
+    )
+
+
+def shut_out(where: str, reason: str) -> PeerError:
+    """Return the error of who has not the key of a server."""
+    return PeerError(
+        f"{where!r} lets nobody in with this key; got {reason}; expected the key of the "
+        f"server that listens there; ask who started it",
+        reason=reason,
+    )
+
+
 class RemoteLink:
     """A way to the gate of another program; a thread of its own drives it.
 
@@ -38,10 +55,7 @@ class RemoteLink:
         self._answered = threading.Event()
         self._is_closing = threading.Event()
         self._joined: Joined | None = None
-        self._error: TimelyError = PeerError(
-            f"nobody answers at {where!r}; got no answer in {JOIN_TIMEOUT_S:g} s; "
-            f"expected a program that serves there; start one, or correct the address"
-        )
+        self._error: TimelyError = no_answer(where)
         self._receive: Callable[[Any], None] = lambda _: None
         self._transport = address.transport(random_peer())
         self._thread = threading.Thread(
@@ -109,11 +123,7 @@ class RemoteLink:
 
     def _lost(self, reason: str) -> PeerError:
         if self._joined is None:
-            return PeerError(
-                f"{self._where!r} lets nobody in with this key; got {reason}; expected "
-                f"the key of the server that listens there; ask who started it",
-                reason=reason,
-            )
+            return shut_out(self._where, reason)
         return PeerError(
             f"the server of {self._where!r} is gone; got {reason}; expected it to "
             "outlive its clients; connect to another",
