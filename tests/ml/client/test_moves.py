@@ -84,6 +84,21 @@ def test_training_gives_the_same_bits_however_its_slice_moves(client):
     assert slice_.island == "island-1"
 
 
+def test_a_slice_moves_after_another_on_its_devices_took_its_last_results(client):
+    """The call whose result was donated before it was computed comes to its end."""
+    mine, other = [client.slice({"x": 4}, island="island-2") for _ in range(2)]
+    assert mine.devices == other.devices
+    slow = jit(
+        lambda x: jax.lax.fori_loop(0, 100, lambda _, y: jnp.sin(y @ y), x), slice=mine
+    )
+    take = jit(lambda x: x + 1, slice=other, donate_argnums=0)
+    x = client.put(np.zeros((200, 200), np.float32), mine.sharding())
+    for _ in range(2):  # the second time, nothing is left to be compiled
+        assert float(take(slow(x)).result()[0, 0]) == 1.0
+    mine.migrate(island="island-1", timeout_s=TIMEOUT_S)
+    assert mine.island == "island-1"
+
+
 def test_values_of_a_gang_over_processes_go_where_it_goes(client):
     slice_ = client.slice({"data": 2, "model": 2}, island="island-0")
     names = "data", "model"

@@ -7,7 +7,7 @@ import time
 import weakref
 
 from timelyml.ml.hosts.buffers import BufferStore
-from timelyml.ml.hosts.waiting import Launched, Started, Waiter
+from timelyml.ml.hosts.waiting import Launched, Lines, Started, Waiter
 from timelyml.testing.leftovers import eventually
 
 
@@ -45,6 +45,16 @@ class Ready:
         return self
 
 
+class Given:
+    """An array that a later launch took."""
+
+    def is_deleted(self):
+        return True
+
+    def block_until_ready(self):
+        raise RuntimeError("deleted")
+
+
 class Code:
     """What launched it; it has no checks, and no results that ride along."""
 
@@ -76,3 +86,46 @@ def test_time_of_a_device_counts_once_whatever_slices_it_is_in():
     assert both >= 1_000_000_000
     assert other >= 1_000_000_000
     assert inner < 1_000_000_000  # what was left of d1
+
+
+def test_what_another_slice_on_the_same_devices_took_is_over_with_that():
+    """No launch of its own slice follows, which could tell."""
+    said, lines = [], Lines()
+    mine, other, elsewhere = [
+        Waiter(
+            name,
+            said.append,
+            BufferStore(),
+            lambda: None,
+            devices=devices,
+            lines=lines,
+        )
+        for name, devices in {"a": ("0",), "b": ("0",), "c": ("1",)}.items()
+    ]
+    arrays = [(mine, Given()), (elsewhere, Ready()), (other, Ready())]
+    for sequence, (waiter, array) in enumerate(arrays):
+        started = Started(0, Code(), [array], [0], None)
+        waiter.launched(Launched(sequence, (started,), (), time.monotonic_ns()))
+    for waiter, _ in arrays:
+        waiter.settle()
+    for waiter, _ in arrays:
+        waiter.close()
+    assert [each.sequence for each in said] == [1, 0, 2]
+
+
+def test_what_was_cut_off_is_not_told_by_another_slice():
+    said, lines = [], Lines()
+    mine, other = [
+        Waiter(
+            name, said.append, BufferStore(), lambda: None, devices=("0",), lines=lines
+        )
+        for name in "ab"
+    ]
+    for sequence, (waiter, array) in enumerate([(mine, Given()), (other, Ready())]):
+        started = Started(0, Code(), [array], [0], None)
+        waiter.launched(Launched(sequence, (started,), (), time.monotonic_ns()))
+    mine.settle()
+    mine.close()
+    other.settle()
+    other.close()
+    assert [each.sequence for each in said] == [1]

@@ -39,6 +39,7 @@ from timelyml.ml.hosts.slices import HostSlice
 from timelyml.ml.hosts.waiting import (
     Copied,
     Launched,
+    Lines,
     Said,
     Started,
     Waiter,
@@ -72,6 +73,7 @@ class Executor:
         self._slices: dict[str, HostSlice] = {}
         self._waiters: dict[str, Waiter] = {}
         self._free_ns: dict[str, int] = {}
+        self._lines = Lines()
         self._code: dict[Code, Loaded | bytes] = {}  # or why there is none
         self._compiler = Compiler(wake, executables)
         self._said: deque[Said] = deque()
@@ -245,6 +247,7 @@ class Executor:
             self._wake,
             devices=slice_.own_devices,
             free_ns=self._free_ns,
+            lines=self._lines,
         )
 
     def _hear(self, said: Said) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
+from weakref import WeakValueDictionary
 
 import jax
 
@@ -77,6 +78,25 @@ Said = Done | Left | Spilled | tuple[int, Pieces] | Copied | Exception
 nothing follows."""
 
 
+class Line:
+    """Launches on the same devices, on whichever slices that have just these.
+
+    Attributes:
+        newest: Sequence of the last launch.
+        eaten: Launches whose results were all donated before they could be waited for,
+            perhaps to one on another slice: whose they are, and a later launch by whose
+            end they are over.
+    """
+
+    def __init__(self) -> None:
+        self.newest = -1
+        self.eaten: deque[tuple[Waiter, Launched, int]] = deque()
+
+
+Lines = WeakValueDictionary[tuple[str, ...], Line]
+"""By own devices, as long as somebody waits for what is launched on them."""
+
+
 class Waiter:
     """Finds out which launches of one slice are over, in their order.
 
@@ -92,6 +112,7 @@ class Waiter:
         devices: Own devices of the slice.
         free_ns: Since when each device has nothing to do; shared by all slices, so that
             no time of a device counts twice.
+        lines: What was launched on which devices; shared by all slices.
     """
 
     def __init__(
@@ -103,6 +124,7 @@ class Waiter:
         *,
         devices: Sequence[str] = (),
         free_ns: dict[str, int] | None = None,
+        lines: Lines | None = None,
     ) -> None:
         self._devices = devices
         self._free_ns = {} if free_ns is None else free_ns
@@ -114,16 +136,14 @@ class Waiter:
         self._is_watched = False  # the first of them, by the thread that waits
         self._watches: SimpleQueue[Launched | None] = SimpleQueue()
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._newest = -1  # sequence of the last launch
-        # Launches whose results were all donated before they could be waited for, each
-        # with a later launch by whose end it is over.
-        self._eaten: deque[tuple[Launched, int]] = deque()
+        lines = Lines() if lines is None else lines
+        self._line = lines.setdefault(tuple(devices), Line())
         self._start(self._watch, "wait")
         self._is_copying = False
 
     def launched(self, launch: Launched) -> None:
         """Look for the end of this launch too."""
-        self._newest = launch.sequence
+        self._line.newest = launch.sequence
         self._under_way.append(launch)
 
     def over(self) -> int | None:
@@ -160,9 +180,13 @@ class Waiter:
         self._copy(lambda: self._say(left))
 
     def close(self) -> None:
-        """End the threads after what is under way; does not wait for it."""
+        """End the threads after what is under way; neither waits for it nor tells of it."""
         self._watches.put(None)
         self._jobs.put(None)
+        eaten = self._line.eaten
+        kept = [each for each in eaten if each[0] is not self]
+        eaten.clear()
+        eaten.extend(kept)
 
     def _start(self, target: Callable[[], None], what: str) -> None:
         name = f"timelyml-{what}-{self._name}"
@@ -209,11 +233,12 @@ class Waiter:
             if error is not None:
                 errors[each.gang] = error
         if not (is_alive or errors) and launch.started[-1].outputs:
-            self._eaten.append((launch, self._newest))
+            self._line.eaten.append((self, launch, self._line.newest))
             return
         over = [launch]
-        while self._eaten and self._eaten[0][1] <= launch.sequence:
-            over.insert(-1, self._eaten.popleft()[0])
+        eaten = self._line.eaten
+        while eaten and eaten[0][2] <= launch.sequence:
+            over.insert(-1, eaten.popleft()[1])
         now_ns = _ended_ns(launch)
         free_ns = [self._free_ns.get(device, 0) for device in self._devices]
         began_ns = max(over[0].started_ns, *free_ns, 0)
