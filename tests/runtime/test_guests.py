@@ -46,6 +46,37 @@ class Services:
         self.gone[peer] = str(error)
 
 
+class Workers:
+    """Whom the cluster began with, and who of them was let go."""
+
+    num_workers = len(WORKERS)
+
+    def __init__(self):
+        self.there = dict(WORKERS)
+
+    def endpoints(self):
+        return self.there
+
+    def lose(self, worker, _):
+        del self.there[worker]
+
+
+class Processes:
+    """Notes which processes are started and ended."""
+
+    def __init__(self):
+        self.done = []
+
+    def spawn(self, worker):
+        self.done.append(("spawn", worker))
+
+    def kill(self, worker):
+        self.done.append(("kill", worker))
+
+    def retire(self, worker):
+        self.done.append(("retire", worker))
+
+
 @pytest.fixture
 def place():
     place = Place()
@@ -58,8 +89,10 @@ class Place:
 
     def __init__(self):
         self.wire, self.services, self.suspicions = Wire(), Services(), []
-        self.members = dict(WORKERS)
-        self.guests = Guests(2, self.wire, lambda: self.members, self.suspicions.append)
+        self.workers, self.processes = Workers(), Processes()
+        self.guests = Guests(
+            self.wire, self.workers, self.processes, self.suspicions.append
+        )
 
     def come(self, version=HANDSHAKE):
         index = self.guests.invite()
@@ -128,13 +161,27 @@ def test_the_end_of_a_peer_is_not_held_against_who_tells_of_it(place):
     place.guests.handle(stays, LinkLost(stays, leaves, "it closed"))
     place.guests.handle(stays, LinkLost(stays, 1, "it closed"))
     place.guests.dismiss(leaves)
-    del place.members[1]
+    place.guests.dismiss(1)
     place.later()
     assert stays in place.guests
 
     place.guests.handle(stays, LinkLost(stays, 0, "a gap"))
     place.later()
     assert "hears no more of worker 0: a gap" in place.services.gone[stays]
+
+
+def test_guests_are_hired_and_let_go_like_those_that_came(place):
+    first, second = place.guests.hire(2)
+    place.guests.handle(first, Hello(first, 70, at(first), HANDSHAKE))
+    place.guests.dismiss(first)
+    place.guests.dismiss(second, is_at_once=True)
+    assert place.processes.done == [
+        ("spawn", first),
+        ("spawn", second),
+        ("retire", first),
+        ("kill", second),
+    ]
+    assert not list(place.guests)
 
 
 def test_a_guest_without_a_controller_is_gone(place):
