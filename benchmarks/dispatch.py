@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from statistics import median
 from typing import Any
@@ -25,6 +23,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
+from benchmarks.peers.asked import asked_process
 from benchmarks.peers.plain_jax import CHAIN, fused, step
 from benchmarks.peers.ray_side import ray_side
 from benchmarks.report import Report
@@ -70,8 +69,9 @@ def measure(
     num_devices: int, num_rounds: int, steps: int, *, with_peers: bool = False
 ) -> list[dict[str, float]]:
     """Return, for each round, seconds by what was measured."""
+    environment = worker_environment(os.environ, num_devices=num_devices)
     with (
-        plain_jax(num_devices) as plain,
+        asked_process("plain_jax", environment) as plain,
         ml.local(devices_per_island=num_devices) as client,
         ExitStack() as stack,
     ):
@@ -118,32 +118,6 @@ def _timed(function: Callable[[Any], Any], first: Any, count: int) -> float:
         x = function(x)
     x.block_until_ready()
     return time.perf_counter() - began
-
-
-@contextmanager
-def plain_jax(num_devices: int) -> Iterator[Callable[[str, int], float]]:
-    """Start plain JAX; what is yielded runs steps there and returns the seconds."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.peers.plain_jax"],
-        env=worker_environment(os.environ, num_devices=num_devices),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    ask, answer = process.stdin, process.stdout
-
-    def run(what: str, steps: int) -> float:
-        print(what, steps, file=ask, flush=True)
-        return float(answer.readline())
-
-    try:
-        yield run
-    finally:
-        ask.close()
-        process.wait()
-        answer.close()
 
 
 def add_rows(

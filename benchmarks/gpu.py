@@ -14,13 +14,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from statistics import median
-from typing import Any, TypeAlias
+from typing import Any
 
 from jax.sharding import PartitionSpec as P
 
+from benchmarks.peers.asked import Asked, asked_process
 from benchmarks.peers.plain_calls import CHAIN, first_value, function_named
 from benchmarks.report import Report
 from timelyml import ml
@@ -32,9 +32,6 @@ TIMES_MS = (0.1, 0.33, 1.0, 2.4)
 CLIENTS = (1, 2, 4, 8)
 SECONDS = 0.5
 """Of each figure."""
-
-Plain: TypeAlias = Callable[[str, int], float]
-"""Calls a function by its name so often in plain JAX; returns the seconds."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -49,9 +46,10 @@ def main(argv: Sequence[str]) -> int:
         print(f"no device of platform {options.platform!r} here: nothing is measured")
         return 0
     table = Report(f"Calls on one {kind}, beside plain JAX")
+    settings = {**SHARED, "JAX_PLATFORMS": options.platform}
     with (
-        plain_jax(options.platform) as plain,
-        ml.local(environment={**SHARED, "JAX_PLATFORMS": options.platform}) as client,
+        asked_process("plain_calls", {**os.environ, **settings}) as plain,
+        ml.local(environment=settings) as client,
     ):
         figure_5(table, Side(client), plain, options.rounds)
         lengths = calibrated(plain)
@@ -102,33 +100,7 @@ class Side:
         return time.perf_counter() - began
 
 
-@contextmanager
-def plain_jax(platform: str) -> Iterator[Plain]:
-    """Start plain JAX; what is yielded calls functions there and returns the seconds."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.peers.plain_calls"],
-        env={**os.environ, **SHARED, "JAX_PLATFORMS": platform},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    ask, answer = process.stdin, process.stdout
-
-    def run(name: str, num_calls: int) -> float:
-        print(name, num_calls, file=ask, flush=True)
-        return float(answer.readline())
-
-    try:
-        yield run
-    finally:
-        ask.close()
-        process.wait()
-        answer.close()
-
-
-def calibrated(plain: Plain) -> dict[str, float]:
+def calibrated(plain: Asked) -> dict[str, float]:
     """Return functions that take about the wanted times, with the seconds they take."""
     each_s = plain("work200", 20) / 20 / 200
     found = {}
@@ -139,7 +111,7 @@ def calibrated(plain: Plain) -> dict[str, float]:
     return found
 
 
-def figure_5(table: Report, side: Side, plain: Plain, num_rounds: int) -> None:
+def figure_5(table: Report, side: Side, plain: Asked, num_rounds: int) -> None:
     """Add calls of small computations, alone, in programs and in one."""
     step = side.function("step")
 
@@ -172,7 +144,7 @@ def figure_5(table: Report, side: Side, plain: Plain, num_rounds: int) -> None:
 
 
 def figure_6(
-    table: Report, side: Side, plain: Plain, lengths: dict[str, float], num_rounds: int
+    table: Report, side: Side, plain: Asked, lengths: dict[str, float], num_rounds: int
 ) -> None:
     """Add calls of their own, by the time that a computation takes."""
     for name, each_s in lengths.items():
@@ -195,7 +167,7 @@ def figure_6(
 def figure_8(
     table: Report,
     client: Any,
-    plain: Plain,
+    plain: Asked,
     lengths: dict[str, float],
     num_rounds: int,
 ) -> None:

@@ -6,19 +6,7 @@ import signal
 
 import pytest
 
-from timelyml.progress import tracker
-
 pytest_plugins = ["timelyml.testing.plugin"]
-
-
-def pytest_collection_modifyitems(items):
-    """On compiled modules leave out what has to change a class from outside."""
-    if tracker.__file__.endswith(".py"):
-        return
-    skip = pytest.mark.skip(reason="compiled classes cannot be patched")
-    for item in items:
-        if item.get_closest_marker("sources"):
-            item.add_marker(skip)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 
 import pytest
@@ -209,11 +210,17 @@ def test_what_is_held_and_released_again_and_again_leaves_nothing_behind(
     first, later = times
     table.start(0, first, "root")
 
-    for _ in range(1000):
-        table.mint(0, later, "again").release()
-        table.settle()
+    def hold_and_release(count: int) -> None:
+        for _ in range(count):
+            table.mint(0, later, "again").release()
+            table.settle()
 
-    place = table._places[0]
-    kept = [getattr(place, name) for name in place.__slots__ if name != "_minimal"]
-    assert max(len(each) for each in kept if hasattr(each, "__len__")) < 100
+    hold_and_release(200)
+    tracemalloc.start()
+    try:
+        hold_and_release(10_000)
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes < 20_000
     assert ledger.counts == {}

@@ -117,15 +117,12 @@ def _spec_of(path: Path, name: str, kind: Any) -> Any:
         dtype = _spec_of(path, name, kind.value_type)
         if not isinstance(dtype, tuple):
             return dtype, (kind.list_size,)
-    elif not types.is_decimal(kind):
-        try:
-            dtype = np.dtype(kind.to_pandas_dtype())
-        except NotImplementedError:
-            dtype = np.dtype(object)
-        if types.is_date32(kind):
-            dtype = np.dtype("M8[D]")
-        if not dtype.hasobject:
-            return dtype
+    elif types.is_date32(kind):
+        return np.dtype("M8[D]")
+    elif types.is_primitive(kind) and not (
+        types.is_time(kind) or types.is_interval(kind)  # numpy has nothing like them
+    ):
+        return np.dtype(kind.to_pandas_dtype())
     raise SchemaError(
         f"file {str(path)!r} has a column {name!r} that is no array; got {kind}; expected "
         f"numbers, text, times, or lists of one length; leave it out with columns=",

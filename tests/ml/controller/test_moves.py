@@ -76,6 +76,26 @@ class Restless(World):
             change(self, name, "resume")
 
 
+def ended(world):
+    """Return how the calls ended, once all did and every fetch was answered."""
+    world.settle()
+    assert num_over(world) == 40
+    fetched = [each for each in world.heard[1] if isinstance(each, Fetched)]
+    assert len(fetched) == world.num_fetches
+    return fates(world)
+
+
+def assert_nothing_is_left(world, live):
+    """Let go of all values; the controller then keeps and counts nothing."""
+    world.release(live)
+    world.settle()
+    assert len(world.core.buffers.directory) == 0
+    assert len(world.core.dispatch) == 0
+    ledger = world.core.buffers.memory.ledger
+    used = {*ledger.used_bytes().values(), *ledger.host_bytes().values()}
+    assert used == {0}
+
+
 @pytest.mark.parametrize("seed", range(15))
 @pytest.mark.parametrize("memory_bytes", [4 << 30, 160], ids=["ample", "tight"])
 def test_calls_end_as_they_should_however_slices_move(seed, memory_bytes):
@@ -85,26 +105,16 @@ def test_calls_end_as_they_should_however_slices_move(seed, memory_bytes):
     for _ in range(100):
         world.act()
     world.rest()
-    world.settle()
 
-    assert num_over(world) == 40
-    found = fates(world)
+    found = ended(world)
     for out, fate in expected.items():
         assert found[out] in (fate or {None}), out
-    fetched = [each for each in world.heard[1] if isinstance(each, Fetched)]
-    assert len(fetched) == world.num_fetches
-    world.release(live)
-    world.settle()
-    assert len(world.core.buffers.directory) == 0
-    assert len(world.core.dispatch) == 0
+    assert_nothing_is_left(world, live)
     for host in world.hosts.values():
         left = host.buffers, host.expected, host.prepares, host.exports, host.early
         assert left == ({}, {}, {}, [], {})
         assert not host.copies
         assert all("@" not in name for name in host.slices)
-    ledger = world.core.buffers.memory.ledger
-    used = {*ledger.used_bytes().values(), *ledger.host_bytes().values()}
-    assert used == {0}
 
 
 def test_a_slice_moves_with_its_values_once_what_was_begun_is_over():
@@ -251,26 +261,16 @@ def test_nothing_waits_for_ever_however_hosts_die(seed):
     for _ in range(200):
         world.act()
     world.rest()
-    world.settle()
 
-    assert num_over(world) == 40
-    found = fates(world)
+    found = ended(world)
     for out, fate in expected.items():
         is_lost = found[out] is not None and "lost" in found[out]
         assert is_lost or found[out] in (fate or {None}), out
-    fetched = [each for each in world.heard[1] if isinstance(each, Fetched)]
-    assert len(fetched) == world.num_fetches
-    world.release(live)
-    world.settle()
-    assert len(world.core.buffers.directory) == 0
-    assert len(world.core.dispatch) == 0
+    assert_nothing_is_left(world, live)
     for host in world.hosts.values():
         if host.index in world.dead | world.dismissed:
             continue
         assert (host.buffers, host.copies, host.prepares) == ({}, {}, {})
-    ledger = world.core.buffers.memory.ledger
-    used = {*ledger.used_bytes().values(), *ledger.host_bytes().values()}
-    assert used == {0}
     assert len(world.core.places._islands) == 3
 
 
