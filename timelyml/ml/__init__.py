@@ -13,6 +13,7 @@ from timelyml.ml.checkpoints import Checkpoint, Checkpoints, load_checkpoint
 from timelyml.ml.choice import balance_loss, choose, count_choices, routing_weights
 from timelyml.ml.client import (
     Client,
+    DeviceTrace,
     Handle,
     IslandOptions,
     Server,
@@ -24,7 +25,7 @@ from timelyml.ml.client import (
 )
 from timelyml.ml.compiled import Compiled, compiled
 from timelyml.ml.compute import compute
-from timelyml.ml.controller import ClientUsage, ObjectInfo
+from timelyml.ml.controller import ClientUsage, LaunchSpan, ObjectInfo, TransferSpan
 from timelyml.ml.firing import Blocks, Firing, Rule, add_firing_operator
 from timelyml.ml.fragments import NamedStages, fragments, homes, named_stages
 from timelyml.ml.functions import jit
@@ -61,11 +62,13 @@ __all__ = [
     "ClientUsage",
     "Compiled",
     "ComputationError",
+    "DeviceTrace",
     "DispatchPlan",
     "Firing",
     "Handle",
     "HandleError",
     "IslandOptions",
+    "LaunchSpan",
     "MemoryLimitError",
     "MoE",
     "NamedStages",
@@ -80,6 +83,7 @@ __all__ = [
     "SliceSharding",
     "TrainState",
     "TrainStep",
+    "TransferSpan",
     "add_firing_operator",
     "balance_loss",
     "bucket_size",

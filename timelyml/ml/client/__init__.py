@@ -7,9 +7,11 @@ from timelyml.ml.client.local import local
 from timelyml.ml.client.remote import connect
 from timelyml.ml.client.serving import Server, serve
 from timelyml.ml.client.slices import Slice, SliceSharding
+from timelyml.ml.client.tracing import DeviceTrace
 
 __all__ = [
     "Client",
+    "DeviceTrace",
     "Handle",
     "IslandOptions",
     "Server",

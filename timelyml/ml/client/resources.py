@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 from timelyml.errors import ConfigError
 from timelyml.ml.client.slices import Slice
+from timelyml.ml.client.tracing import Ask, DeviceTrace
 from timelyml.ml.controller.estate import (
     AskDevices,
     ChangeDevices,
@@ -25,15 +25,25 @@ class Resources:
             answer: what is asked for, in words, and for how long.
     """
 
-    def __init__(
-        self, ask: Callable[[Callable[[int], Any], str, float | None], Any]
-    ) -> None:
+    def __init__(self, ask: Ask) -> None:
         self._ask = ask
 
     def devices(self) -> tuple[DeviceInfo, ...]:
         """Return all devices there are, with the slices that stand on each."""
         answer: Devices = self._ask(AskDevices, "the list of devices", None)
         return answer.devices
+
+    def trace(self) -> DeviceTrace:
+        """Return a context manager that tells what devices did inside of it, and when.
+
+        Hosts say when a launch began and ended with the news that it is over, traced or
+        not; transfers are told of only while somebody traces. Times are of one clock:
+        see `DeviceTrace`.
+
+        Raises:
+            AdmissionError: When it is left, if this client has begun 16 more inside.
+        """
+        return DeviceTrace(self._ask)
 
     def withdraw(
         self, devices: Iterable[str], *, timeout_s: float | None = None

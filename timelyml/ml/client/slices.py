@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from timelyml.errors import ConfigError
+from timelyml.ml.client.tracing import DeviceTrace
 from timelyml.ml.functions import Runner, partition_spec
 
 
@@ -27,7 +28,10 @@ class SliceOwner(Runner, Protocol):
 
 
 class Resources(Protocol):
-    """Who changes where slices stand."""
+    """Who changes where slices stand, and tells what runs there."""
+
+    def trace(self) -> DeviceTrace:
+        """Return a context manager that tells what devices did inside of it."""
 
     def change_slice(
         self, slice_: Slice, change: str, island: str | None, timeout_s: float | None

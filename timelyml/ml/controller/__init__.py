@@ -20,6 +20,7 @@ from timelyml.ml.controller.messages import (
     Release,
     SliceGiven,
 )
+from timelyml.ml.controller.traced import LaunchSpan, TransferSpan
 
 __all__ = [
     "AskSlice",
@@ -33,6 +34,7 @@ __all__ = [
     "Fetch",
     "Fetched",
     "Finished",
+    "LaunchSpan",
     "ObjectInfo",
     "Put",
     "Refused",
@@ -40,4 +42,5 @@ __all__ = [
     "RegisterProgram",
     "Release",
     "SliceGiven",
+    "TransferSpan",
 ]

@@ -130,6 +130,13 @@ class Calls:
         del work, gang
         return True
 
+    def described(
+        self, work: CallRecord, gang: int
+    ) -> tuple[str, str, tuple[int, ...]]:
+        """Return what a call is of, where it runs, and what it makes."""
+        del gang
+        return work.computation.name, work.slice, work.outs
+
     def overdue(self, work: CallRecord, gang: int, error: bytes) -> None:
         """Hear that it runs for too long."""
         del gang

@@ -42,6 +42,7 @@ from timelyml.ml.controller.records import (
     SliceRecord,
 )
 from timelyml.ml.controller.renewals import Island
+from timelyml.ml.controller.tracing import Traces
 from timelyml.ml.hosts import (
     Arrived,
     Compiled,
@@ -51,6 +52,7 @@ from timelyml.ml.hosts import (
     Present,
     Reports,
     Spilled,
+    Time,
 )
 from timelyml.ml.scheduling import GangScheduler, Policy
 from timelyml.runtime.failure import pack_error
@@ -97,6 +99,7 @@ class Core:
         self._names = Names(
             self._slices, self.buffers, self.dispatch.device_time, self._outbox
         )
+        self._traces = Traces(self._outbox, self.dispatch.by_sequence)
         self._policy = policy
         self._now_s = 0.0  # of the last event
         self._clients = self.dispatch.clients
@@ -138,6 +141,7 @@ class Core:
             return
         self._clients.leave(client)
         self._names.leave(client)
+        self._traces.leave(client)
         self.places.leave(client)
         gone = pack_error(RunStoppedError("the client of a call is gone; got its end"))
         self.dispatch.cancel(lambda call: call.client == client, gone)
@@ -179,8 +183,9 @@ class Core:
             case DropSlice():
                 self._drop_slice(client, message.slice)
             case _:
-                if not self.places.handle(client, message, now_s):
-                    self._names.handle(client, message, now_s)
+                event = client, message, now_s
+                if not (self._traces.handle(*event) or self.places.handle(*event)):
+                    self._names.handle(*event)
 
     def heard(self, host: int, message: Any, now_s: float) -> None:
         """Take a message of a host; one of an island that was given up is not heard."""
@@ -201,6 +206,8 @@ class Core:
             case Reports() if island.ends_s is not None:
                 pass  # what runs there was given up
             case Reports():
+                if self._traces.is_on:
+                    self._traces.reported(island.order, host, message)
                 self.dispatch.finished(island.order, host, message.done)
             case Pieces():
                 self.buffers.take(message)
@@ -213,6 +220,9 @@ class Core:
                 self.buffers.memory.spilled(host, message.buffers)
             case Present():
                 self.places.welcome(host, message, now_s)
+                self._traces.welcome(host, island.name, now_s)
+            case Time():
+                self._traces.time(host, message, now_s)
             case _:
                 raise InvariantError(
                     f"host {host} said what nobody understands; got {message!r:.200}"
@@ -221,6 +231,7 @@ class Core:
     def lose(self, host: int, error: TimelyError, now_s: float) -> None:
         """Take note that a host is dead; what only it had is reported lost."""
         self._arrivals.lose(host)
+        self._traces.lose(host)
         self.places.lose(host, error, now_s)
 
     def tick(self, now_s: float) -> None:
@@ -228,6 +239,7 @@ class Core:
         self._now_s = now_s
         self.places.follow(self.places.manager.tick(now_s))
         self._names.tick(now_s)
+        self._traces.tick(now_s)
         self._let_go()
         self.places.renewals.tick(now_s)
         for timed in self.dispatch.deadlines.overdue(now_s):
@@ -240,6 +252,7 @@ class Core:
         deadlines = (
             self.places.manager.next_deadline(),
             self._names.next_deadline(),
+            self._traces.next_deadline(),
             self._arrivals.next_deadline(),
             self.places.renewals.next_deadline(),
             self.dispatch.deadlines.next_deadline(),

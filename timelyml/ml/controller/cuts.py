@@ -99,6 +99,21 @@ class Cut:
         return found
 
     @cached_property
+    def made(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Of each block, the names of its computations and the outputs it makes."""
+        launch_of = {each.gang: each for each in _launches(self._lowered)}
+        number_of = {x: number for number, x in enumerate(output_slots(self._lowered))}
+        found = []
+        for block in self.blocks:
+            launches = [launch_of[gang] for gang in block.gangs]
+            computations = [self._lowered.computations[x.computation] for x in launches]
+            name = " ".join(dict.fromkeys(each.name for each in computations))
+            slots = [slot for each in launches for slot in each.outputs]
+            outputs = tuple(number_of[slot] for slot in slots if slot in number_of)
+            found.append((name, outputs))
+        return tuple(found)
+
+    @cached_property
     def hosts(self) -> tuple[int, ...]:
         """The hosts that take part."""
         return tuple(map(int, self._lowered.hosts))

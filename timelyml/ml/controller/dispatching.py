@@ -74,7 +74,7 @@ class Dispatch:
         self._outbox = outbox
         self._on_idle = on_idle
         self._works: dict[str, Work] = {}
-        self._by_sequence: dict[tuple[str, int], tuple[Work, int]] = {}
+        self.by_sequence: dict[tuple[str, int], tuple[Work, int]] = {}
         self._unknown = Awaited()  # what has to be known to ask for memory
         self._unsettled = Awaited()  # work that made arguments and is not over
         self._readers = Readers()
@@ -82,7 +82,7 @@ class Dispatch:
         self.num_moves = 0  # counted up before a slice stands elsewhere
         self._turns = InTurn()
         self._parts_over: deque[tuple[Work, Mapping[int, bytes]]] = deque()
-        self.deadlines = Deadlines(self._by_sequence, self.islands)
+        self.deadlines = Deadlines(self.by_sequence, self.islands)
 
     def __len__(self) -> int:
         return len(self._works)
@@ -155,7 +155,7 @@ class Dispatch:
         """Take a host's word that gangs are over."""
         reports = []
         for each in done:
-            work, gang = self._by_sequence[island, each.sequence]
+            work, gang = self.by_sequence[island, each.sequence]
             work.values.update(each.values)
             failed = work.owner.reported(work, gang, each)
             reports.append(Report(str(host), each.sequence, each.device_ns, failed))
@@ -198,7 +198,7 @@ class Dispatch:
             if isinstance(effect, Grant):
                 pending.extend(self._grant(island, effect))
             elif isinstance(effect, GangDone):
-                self._by_sequence.pop((island, effect.sequence), None)
+                self.by_sequence.pop((island, effect.sequence), None)
                 self.device_time.charge(effect)
             elif isinstance(effect, ProgramDone):
                 self._finish(self._works[effect.program], effect.outcome)
@@ -291,7 +291,7 @@ class Dispatch:
     def _grant(self, island: str, grant: Grant) -> list[tuple[str, Effect]]:
         work = self._works[grant.key.program]
         work.owner.granted(work, grant)
-        self._by_sequence[island, grant.sequence] = work, grant.key.gang
+        self.by_sequence[island, grant.sequence] = work, grant.key.gang
         self.deadlines.watch(island, grant, work)
         for host, ticket in tickets_of(grant).items():
             self._outbox.book(int(host)).tickets.append(ticket)

@@ -36,6 +36,7 @@ from timelyml.exchange import (
 )
 from timelyml.ml.controller.messages import ANSWERS, NEWS, REQUESTS, Fetched
 from timelyml.ml.controller.service import ControllerService
+from timelyml.ml.controller.traced import Traced
 from timelyml.runtime.boot import endpoint_from_map, endpoint_to_map
 from timelyml.runtime.failure import pack_error
 from timelyml.runtime.guests import Invitation
@@ -253,7 +254,7 @@ class ClientGate:
     def _send_all(self) -> None:
         while self._outbox:
             peer, message = self._outbox.popleft()
-            lane = Lane.BULK if isinstance(message, Fetched) else Lane.CONTROL
+            lane = Lane.BULK if isinstance(message, Fetched | Traced) else Lane.CONTROL
             with contextlib.suppress(PeerLostError):  # it is told apart, as a failure
                 self._transport.send(peer, message, lane)
 

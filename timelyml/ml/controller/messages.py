@@ -17,6 +17,7 @@ from timelyml.ml.controller.estate import (
     Moved,
     ReformIsland,
 )
+from timelyml.ml.controller.traced import AskTrace, Traced
 from timelyml.ml.functions import ArrayType
 from timelyml.ml.hosts import Piece
 
@@ -359,11 +360,11 @@ class Closed:
 REQUESTS = (
     AskSlice, DropSlice, Register, RegisterProgram, Put, Call, CallProgram,
     CancelCalls, Release, Fetch, Publish, Open, Unpublish, Watch, AskObjects, AskUsage,
-    ChangeSlice, ChangeDevices, AskDevices, ReformIsland,
+    ChangeSlice, ChangeDevices, AskDevices, ReformIsland, AskTrace,
 )  # fmt: skip
 """What clients say."""
 
-ANSWERS = SliceGiven, Refused, Acknowledged, Opened, Objects, Usage, Devices
+ANSWERS = SliceGiven, Refused, Acknowledged, Opened, Objects, Usage, Devices, Traced
 """What is told to who asked, with the number of the request."""
 
 NEWS = Finished, Failed, Fetched, Moved, Closed

@@ -178,6 +178,14 @@ class Programs:
             if x != gang
         )
 
+    def described(
+        self, work: ProgramRecord, gang: int
+    ) -> tuple[str, str, tuple[int, ...]]:
+        """Return what a block is of, where it runs, and what it makes of the results."""
+        name, outputs = work.cut.made[gang]
+        slice_name = work.cut.blocks[gang].slice
+        return name, slice_name, tuple(work.outs[each] for each in outputs)
+
     def overdue(self, work: ProgramRecord, gang: int, error: bytes) -> None:
         """Hear that a block runs for too long."""
         for each in work.cut.blocks[gang].gangs:

@@ -151,6 +151,9 @@ class Owner(Protocol):
     def is_alone(self, work: Any, gang: int) -> bool:
         """Whether all else that is ordered of it is over."""
 
+    def described(self, work: Any, gang: int) -> tuple[str, str, tuple[int, ...]]:
+        """Return what a gang is called, where it runs, and the buffers it makes."""
+
     def overdue(self, work: Any, gang: int, error: bytes) -> None:
         """Hear that a gang runs for too long."""
 

@@ -29,11 +29,14 @@ from timelyml.ml.hosts.messages import (
     Stand,
     Unwelcome,
 )
+from timelyml.ml.hosts.timing import Arrival, AskTime, Time
 
 __all__ = [
     "MESSAGES",
     "NO_NEEDS",
+    "Arrival",
     "Arrived",
+    "AskTime",
     "Box",
     "Cancel",
     "Compiled",
@@ -58,6 +61,7 @@ __all__ = [
     "SliceMade",
     "Spilled",
     "Stand",
+    "Time",
     "Unwelcome",
     "boxes_by_device",
     "cover",

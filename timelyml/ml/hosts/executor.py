@@ -159,8 +159,8 @@ class Executor:
         for key in orders.forgets:
             self.store.release(self._prepares.pop(key).outs)
             self._unprepare(key)
+        self._spills.update(orders.spills)
         for buffer in orders.spills:
-            self._spills.add(buffer)
             self._spill(buffer)
         for buffer in orders.releases:
             self._exports.pop(buffer, None)
@@ -169,10 +169,12 @@ class Executor:
         self._launch(self._gate.admit(orders.tickets))
         self._drop_slices(orders.dropped)
 
-    def add(self, pieces: Pieces) -> None:
-        """Take pieces of a buffer."""
-        if self.store.add(pieces):
+    def add(self, pieces: Pieces) -> int:
+        """Take pieces of a buffer; return when they were where they belong."""
+        is_there, arrived_ns = self.store.add(pieces), time.monotonic_ns()
+        if is_there:
             self._came(pieces.target)
+        return arrived_ns
 
     def lost(self, peer: int, error: bytes) -> None:
         """Go on without what another host would have sent."""
@@ -306,16 +308,14 @@ class Executor:
         for export in self._exports.pop(buffer, ()):
             self._export(export)
         self._provide(buffer)
-        there = self.store.get(buffer)
         if buffer in self._spills:
             self._spill(buffer)
-        elif there is not None and there.copy is not None:
+        elif (there := self.store.get(buffer)) is not None and there.copy is not None:
             self._hear(Spilled((buffer,)))  # it came with its slice
 
     def _spill(self, number: int) -> None:
         """Have a buffer copied if it is there; else once it came."""
-        buffer = self.store.get(number)
-        if buffer is not None:
+        if (buffer := self.store.get(number)) is not None:
             self._waiters[buffer.slice].spill(number, buffer)
 
     def _spilled(self, copied: Copied) -> list[News]:

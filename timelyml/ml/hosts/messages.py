@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from timelyml.ml.functions import ArrayType, MemoryNeeds
+from timelyml.ml.hosts.timing import Arrival, AskTime, Time
 from timelyml.ml.scheduling import GangKey, Ticket
 
 NO_NEEDS = MemoryNeeds(0, 0, 0, 0)
@@ -300,11 +301,14 @@ class Pieces:
     Attributes:
         target: The buffer here; at the controller, what was asked for.
         error: Pickled, if the buffer's computation failed; the pieces are then zeros.
+        sent_ns: When the sender began to send what was there, by its clock; 0 of what
+            clients put and of what failed.
     """
 
     target: int
     pieces: tuple[Piece, ...]
     error: bytes | None = None
+    sent_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,19 +321,27 @@ class Done:
         errors: Of each launch that failed, its gang in the program and the pickled
             error; of a call of one computation, gang 0.
         values: Results that are small enough to ride along, whole, by buffer.
+        ended_ns: When it ended, by the host's clock, which knows nothing of others; it
+            began `device_ns` before.
     """
 
     sequence: int
     device_ns: int
     errors: tuple[tuple[int, bytes], ...]
     values: tuple[tuple[int, Any], ...]
+    ended_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """All launches of a host that were found to be over in one step."""
+    """All launches of a host that were found to be over in one step.
+
+    Attributes:
+        moves: What came from hosts since the last report, while that is asked for.
+    """
 
     done: tuple[Done, ...]
+    moves: tuple[Arrival, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,5 +370,7 @@ MESSAGES = (
     Pieces,
     Reports,
     Spilled,
+    AskTime,
+    Time,
 )
 """What the codec encodes at the top; the rest is part of these."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,6 +41,7 @@ from timelyml.ml.hosts.messages import (
 )
 from timelyml.ml.hosts.paced import PacedExecutables
 from timelyml.ml.hosts.slices import HostSlice
+from timelyml.ml.hosts.timing import Arrival, AskTime, Time
 from timelyml.runtime.failure import pack_error
 from timelyml.runtime.service import ServiceSite
 
@@ -54,12 +56,16 @@ class HostService:
             Executables() if paced_s is None else PacedExecutables(paced_s)
         )
         self._executor = Executor(str(site.index), site.wake, executables)
-        self._late: Delayed[Any] = Delayed(site.options.get("delay_s", 0.0), site.clock)
+        self._late: Delayed[tuple[int, Any]] = Delayed(
+            site.options.get("delay_s", 0.0), site.clock
+        )
         self._guest: dict[str, Any] | None = site.options.get("guest")
         self._hosts: Sequence[int] = next(
             (each for each in site.options["islands"].values() if site.index in each),
             (),
         )
+        self._moves: list[Arrival] = []
+        self._is_traced = False
         self.refusal = ""
         self.is_present = False
 
@@ -106,16 +112,15 @@ class HostService:
 
     def handle(self, peer: int, body: Any) -> None:
         """Take an order of the controller, or pieces from anyone."""
-        del peer
-        if not self._late.take(body):
-            self._handle(body)
+        if not self._late.take((peer, body)):
+            self._handle(peer, body)
 
-    def _handle(self, body: Any) -> None:
+    def _handle(self, peer: int, body: Any) -> None:
         match body:
             case Orders():
                 self._executor.take(body)
             case Pieces():
-                self._executor.add(body)
+                self._take(peer, body)
             case Load():
                 self._executor.load(body.identity, body.slice, body.pickled)
             case LoadProgram():
@@ -128,29 +133,33 @@ class HostService:
                 self._executor.stand(body)
             case SliceMade():
                 self._executor.add_slice(HostSlice(body, devices_by_rank()))
-            case Coordinator():
-                self._hosts = body.hosts
-                Departure(address=body.departure)
-                self._join(body.address)
-            case Formed():
-                self._hosts = body.hosts
-                self._form()
-            case Unwelcome():
-                self.refusal = body.reason
+            case Coordinator() | Formed() | Unwelcome():
+                self._hear_of_island(body)
+            case AskTime():
+                self._say_time(is_traced=body.is_traced)
             case _:
                 raise InvariantError(
                     f"host {self._site.index} got what is no order; got {body!r:.200}; "
                     "expected what the controller says; report it, as this is a bug"
                 )
 
+    def _hear_of_island(self, body: Coordinator | Formed | Unwelcome) -> None:
+        if isinstance(body, Unwelcome):
+            self.refusal = body.reason
+            return
+        self._hosts = body.hosts
+        if isinstance(body, Formed):
+            self._form()
+        else:
+            Departure(address=body.departure)
+            self._join(body.address)
+
     def step(self) -> bool:
         """Tell what is over, and send what others asked for."""
-        for body in self._late.due():
-            self._handle(body)
+        for peer, body in self._late.due():
+            self._handle(peer, body)
         said = self._executor.advance()
-        done = tuple(each for each in said if isinstance(each, Done))
-        if done:
-            self._site.send(CONTROLLER, Reports(done), Lane.CONTROL)
+        self._report(tuple(each for each in said if isinstance(each, Done)))
         for each in said:
             if isinstance(each, tuple):
                 self._send(*each)
@@ -180,8 +189,26 @@ class HostService:
         del error
         self._executor.close()
 
+    def _report(self, done: tuple[Done, ...]) -> None:
+        if done or self._moves:
+            reports = Reports(done, tuple(self._moves))
+            self._moves.clear()
+            self._site.send(CONTROLLER, reports, Lane.CONTROL)
+
+    def _say_time(self, *, is_traced: bool) -> None:
+        self._report(())  # what a trace that ends now has of this host is told before
+        self._is_traced = is_traced
+        self._site.send(CONTROLLER, Time(time.monotonic_ns()), Lane.CONTROL)
+
+    def _take(self, peer: int, pieces: Pieces) -> None:
+        arrived_ns = self._executor.add(pieces)
+        if self._is_traced and pieces.sent_ns:
+            size_bytes = sum(each.array.nbytes for each in pieces.pieces)
+            arrival = Arrival(peer, size_bytes, pieces.sent_ns, arrived_ns)
+            self._moves.append(arrival)
+
     def _send(self, peer: int, pieces: Pieces) -> None:
         if peer == self._site.index:
-            self._executor.add(pieces)
+            self._take(peer, pieces)
         else:
             self._site.send(peer, pieces, Lane.BULK)

@@ -244,10 +244,18 @@ class Waiter:
         began_ns = max(over[0].started_ns, *free_ns, 0)
         self._free_ns.update(dict.fromkeys(self._devices, now_ns))
         device_ns = (now_ns - began_ns) // len(over)
-        for each_over in over:
-            self._tell(each_over, device_ns, errors if each_over is launch else {})
+        for num_before, each_over in enumerate(over, 1 - len(over)):
+            ended_ns = now_ns + num_before * device_ns
+            failed = errors if each_over is launch else {}
+            self._tell(each_over, device_ns, ended_ns, failed)
 
-    def _tell(self, launch: Launched, device_ns: int, errors: dict[int, bytes]) -> None:
+    def _tell(
+        self,
+        launch: Launched,
+        device_ns: int,
+        ended_ns: int,
+        errors: dict[int, bytes],
+    ) -> None:
         values: list[tuple[int, Any]] = []
         for each in launch.started:
             failure = each.error or errors.get(each.gang)
@@ -256,7 +264,8 @@ class Waiter:
             if failure is not None:
                 errors[each.gang] = failure
         found = tuple(errors.items())
-        self._say(Done(launch.sequence, device_ns, found, tuple(values)))
+        done = Done(launch.sequence, device_ns, found, tuple(values), ended_ns)
+        self._say(done)
 
     def _look(self, launch: Started, values: list[tuple[int, Any]]) -> bytes | None:
         """Return what a check found; or note the results that are small."""
@@ -330,13 +339,16 @@ def _copied(number: int, buffer: Buffer) -> Copied:
 def _pieces(buffer: Buffer, export: Export) -> Pieces:
     error = buffer.error
     if buffer.copy is not None and error is None:
-        return Pieces(export.target, buffer.copy.pieces(export.boxes))
+        sent_ns = time.monotonic_ns()
+        pieces = buffer.copy.pieces(export.boxes)
+        return Pieces(export.target, pieces, sent_ns=sent_ns)
     if buffer.array is not None and error is None:
         try:
             buffer.array.block_until_ready()
         except Exception as raised:  # noqa: BLE001 - that of its computation
             error = pack_error(run_failure(f"that returned {export.type}", raised))
         else:
+            sent_ns = time.monotonic_ns()
             pieces = gather(buffer.array, export.type, export.boxes)
-            return Pieces(export.target, pieces)
+            return Pieces(export.target, pieces, sent_ns=sent_ns)
     return Pieces(export.target, zeros(export.type, export.boxes), error)

@@ -1,25 +1,23 @@
-"""What a client sees of a run of a schedule: when actions end, and what stages hold.
+"""What is seen of a run of a schedule: when actions ran, and what stages hold.
 
-Times are the client's. It hears of the end of a launch a little after it, and takes as
-its beginning when everything that it waited for had ended; so the way of a value from
-slice to slice counts as part of what reads it.
+Times are those at which devices ran, from a trace of them; what stages hold is what the
+client holds handles of.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
-from collections.abc import Iterator, Mapping
-from queue import SimpleQueue
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from timelyml.errors import ScheduleError, TimelyError
-from timelyml.ml.pipeline.actions import Action, Schedule, made_by, needed_by
+from timelyml.errors import AdmissionError, ScheduleError
+from timelyml.ml.client.handle import Handle
+from timelyml.ml.client.slices import SliceOwner
+from timelyml.ml.client.tracing import DeviceTrace
+from timelyml.ml.controller.traced import LaunchSpan
+from timelyml.ml.pipeline.actions import Action, Schedule
 from timelyml.ml.pipeline.channels import Span
 from timelyml.ml.pipeline.simulate import Timeline
-
-_Started: TypeAlias = tuple[int, Action, Any]
 
 
 class PipelineRecord:
@@ -33,43 +31,23 @@ class PipelineRecord:
     def __init__(self) -> None:
         self.peak_live: dict[int, int] = {}
         self.peak_bytes: dict[int, int] = {}
-        self._began = 0.0
         self._schedule: Schedule | None = None
-        self._ends: dict[Action, float] = {}
-        self._order: dict[int, list[Action]] = {}
-        self._queues: dict[int, SimpleQueue[_Started | None]] = {}
-        self._threads: list[threading.Thread] = []
-        self._error: TimelyError | None = None
+        self._trace: DeviceTrace | None = None
+        self._started: list[tuple[int, Action, Handle]] = []
+        self._timeline: Timeline | None = None
 
-    @contextlib.contextmanager
-    def of(self, schedule: Schedule) -> Iterator[None]:
-        """Take times of what is started inside, in one thread for each rank."""
-        self._schedule = schedule
-        self._ends, self._order = {}, {}
-        self._queues = {rank: SimpleQueue() for rank in range(schedule.num_ranks)}
-        self._threads = [
-            threading.Thread(
-                target=self._watch,
-                args=(queue,),
-                name=f"timelyml-rank-{r}",
-                daemon=True,
-            )
-            for r, queue in self._queues.items()
-        ]
-        self._began = time.monotonic()
-        for thread in self._threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            for queue in self._queues.values():
-                queue.put(None)
+    def begin(self, schedule: Schedule, client: SliceOwner) -> None:
+        """Trace the devices from here on, until `timeline` is asked for."""
+        with contextlib.suppress(AdmissionError):  # of a step that nobody asked for
+            self._end()
+        self._schedule, self._timeline = schedule, None
+        self._started = []
+        self._trace = client.resources.trace().__enter__()
 
     def started(self, rank: int, action: Action, tick: Any) -> None:
         """Note that an action was started; `tick` comes when it is over."""
-        if self._queues:
-            self._order.setdefault(rank, []).append(action)
-            self._queues[rank].put((rank, action, tick))
+        if self._trace is not None:
+            self._started.append((rank, action, tick))
 
     def holds(self, held: Mapping[int, tuple[int, int]]) -> None:
         """Note what stages hold now: microbatches and bytes."""
@@ -79,6 +57,9 @@ class PipelineRecord:
 
     def timeline(self) -> Timeline:
         """Wait until the step is over, and return when its actions ran, in seconds.
+
+        Actions so small that a host launched several as one share its time evenly. An
+        action on several processes lasts from the first to the last of them.
 
         Raises:
             ScheduleError: It was given to no step.
@@ -90,28 +71,40 @@ class PipelineRecord:
                 "record= to a step first",
                 reason="record",
             )
-        for thread in self._threads:
-            thread.join()
-        if self._error is not None:
-            raise self._error
-        there = {made_by(action): end for action, end in self._ends.items()}
-        spans: list[Span] = []
-        for rank, actions in sorted(self._order.items()):
-            free = self._began
-            for action in actions:
-                needs = needed_by(action, self._schedule.num_stages)
-                end = self._ends[action]
-                start = max([free, *(there[value] for value in needs)])
-                # News of two ranks may come in the wrong order, by a moment.
-                spans.append(Span(rank, action, min(start, end), end))
-                free = end
-        return Timeline(self._schedule.num_ranks, tuple(spans))
-
-    def _watch(self, queue: SimpleQueue[_Started | None]) -> None:
-        while (item := queue.get()) is not None:
-            _, action, tick = item
-            try:
+        if self._timeline is None:
+            for _, _, tick in self._started:
                 tick.block_until_ready()
-            except TimelyError as error:
-                self._error = error
-            self._ends[action] = time.monotonic()
+            spans = _spans(self._started, self._end())
+            self._timeline = Timeline(self._schedule.num_ranks, spans)
+            self._started = []
+        return self._timeline
+
+    def _end(self) -> Sequence[LaunchSpan]:
+        trace, self._trace = self._trace, None
+        if trace is None:
+            return ()
+        trace.__exit__(None, None, None)
+        return trace.launches
+
+
+def _spans(
+    started: Sequence[tuple[int, Action, Handle]], launches: Sequence[LaunchSpan]
+) -> tuple[Span, ...]:
+    of_buffer: dict[int, list[LaunchSpan]] = {}
+    for launch in launches:
+        for buffer in launch.results:
+            of_buffer.setdefault(buffer, []).append(launch)
+    together: dict[tuple[float, float, int], list[tuple[int, Action]]] = {}
+    for rank, action, tick in started:
+        parts = of_buffer.get(tick.buffer, ())
+        if parts:
+            began = min(each.began_s for each in parts)
+            ended = max(each.ended_s for each in parts)
+            together.setdefault((began, ended, rank), []).append((rank, action))
+    spans = []
+    for (began, ended, _), actions in together.items():
+        each_s = (ended - began) / len(actions)
+        for index, (rank, action) in enumerate(actions):
+            first = began + index * each_s
+            spans.append(Span(rank, action, first, first + each_s))
+    return tuple(sorted(spans, key=lambda span: (span.rank, span.start)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -206,10 +205,12 @@ class TrainStep:
             self._pass(state, replica, microbatches[replica * count :][:count], timed)
             for replica in range(len(self._layout.slices))
         ]
-        with timed.of(self._layout.schedule) if record else contextlib.nullcontext():
-            for action in self._layout.order:
-                for each in passes:
-                    each.do(action)
+        if record is not None:
+            client = self._layout.slice_of(0, 0).client
+            record.begin(self._layout.schedule, client)
+        for action in self._layout.order:
+            for each in passes:
+                each.do(action)
         return self._finish(state, passes)
 
     def _pass(
