@@ -71,8 +71,8 @@ def test_the_way_back_has_no_matmul_of_the_way_out_if_residuals_are_kept():
     _, kept = once.forward(leaves)
 
     rows = np.zeros((8, 4), np.float32)
-    one = (leaves[0][0], leaves[1][0], rows)
+    one = (*leaves[:2], rows)
     assert nothing == []
     assert len(kept) == 2  # one for each expert that has rows
-    assert dots(again.pull, one, ((), (rows,))) == 6
-    assert dots(once.finish, kept[0], one, (rows,)) == 4
+    assert dots(again.pull, 0, (one, ((), (rows,)))) == 6
+    assert dots(once.finish, 0, kept[0], one, (rows,)) == 4

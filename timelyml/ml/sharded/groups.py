@@ -65,17 +65,22 @@ class GroupedFunction:
         """See `Function`."""
         wanted = needs.wanted[: self.num_parameters + self.num_columns]
         start = (
-            functools.partial(compute_keeping, self, wanted, needs.live)
+            functools.partial(_start_keeping, self, wanted, needs.live)
             if self.keeps and any(needs.live)
-            else functools.partial(compute, self)
+            else functools.partial(_start, self)
         )
         return PreparedGroups(
             self,
             needs,
             compiled(start),
-            compiled(functools.partial(pull_again, self, wanted, needs.live)),
-            compiled(pull_kept),
+            compiled(functools.partial(_pull, self, wanted, needs.live)),
+            compiled(functools.partial(_finish, self)),
         )
+
+    def of_group(self, index: Any, leaves: Leaves) -> list[Any]:
+        """Give the leaves with the parameters of one group, inside of `jit`."""
+        split = self.num_parameters
+        return [*(_picked(leaf, index) for leaf in leaves[:split]), *leaves[split:]]
 
     def outputs(self, leaves: Leaves, decision: Leaves = ()) -> list[Any]:
         """Call the function on the leaves of one group; it decides nothing."""
@@ -108,7 +113,7 @@ class PreparedGroups:
         results, kept = [], []
         for group in groups:
             inputs = tuple(self._inputs(leaves, group))
-            outputs = self.start.on_rows((self._size(group),), inputs)
+            outputs = self.start.on_rows((self._size(group),), group.index, inputs)
             if keeps:
                 outputs, residual = outputs
                 kept.append(residual)
@@ -148,7 +153,7 @@ class PreparedGroups:
         size = self._size(group)
         columns = leaves[split : split + function.num_columns]
         return [
-            *(np.asarray(leaf)[group.index] for leaf in leaves[:split]),
+            *leaves[:split],
             *(pad_rows(group.of(column), size) for column in columns),
         ]
 
@@ -164,11 +169,50 @@ class PreparedGroups:
         )
         inputs = tuple(self._inputs(leaves, group))
         if residual is not None:
-            return self.finish.on_rows((size,), residual, inputs, live)
-        return self.pull.on_rows((size,), inputs, ((), live))
+            return self.finish.on_rows((size,), group.index, residual, inputs, live)
+        return self.pull.on_rows((size,), group.index, (inputs, ((), live)))
 
     def _size(self, group: _Group) -> int:
         return bucket_size(len(group.rows), smallest=self.function.smallest)
+
+
+def _picked(leaf: Any, index: Any) -> Any:
+    """Give what a group has of parameters: experts are large, and one alone is no copy."""
+    if leaf.shape[0] == 1:
+        return leaf[0]
+    return jax.lax.dynamic_index_in_dim(leaf, index, keepdims=False)
+
+
+def _start(function: GroupedFunction, index: Any, leaves: Leaves) -> Any:
+    return compute(function, function.of_group(index, leaves))
+
+
+def _start_keeping(
+    function: GroupedFunction,
+    wanted: tuple[bool, ...],
+    live: tuple[bool, ...],
+    index: Any,
+    leaves: Leaves,
+) -> Any:
+    return compute_keeping(function, wanted, live, function.of_group(index, leaves))
+
+
+def _pull(
+    function: GroupedFunction,
+    wanted: tuple[bool, ...],
+    live: tuple[bool, ...],
+    index: Any,
+    given: tuple[Leaves, tuple[Leaves, Leaves]],
+) -> Any:
+    leaves, back = given
+    own = function.of_group(index, leaves)
+    return pull_again(function, wanted, live, own, back)
+
+
+def _finish(
+    function: GroupedFunction, index: Any, kept: Any, leaves: Leaves, cotangents: Leaves
+) -> Any:
+    return pull_kept(kept, function.of_group(index, leaves), cotangents)
 
 
 @dataclass(frozen=True, slots=True)
