@@ -201,3 +201,69 @@ def test_what_a_donated_argument_gives_is_not_counted_twice(client):
         x = step(x)
     np.testing.assert_array_equal(np.asarray(x)[-2:], [32, 32])
     assert places(client, [x]) == [(True, False)]
+
+
+def looped(client, *, max_steps):
+    """The gradient of a loop that keeps what is carried, and a cosine of it."""
+    s = client.slice({"x": 2})
+    less = ml.jit(lambda i, n: i < n, slice=s)
+    step = ml.jit(
+        lambda i, w, x: (i + 1, jnp.sin(w * x)),
+        slice=s,
+        in_shardings=(P(), P(), P("x")),
+    )
+    total = ml.jit(lambda x: x.sum(), slice=s)
+
+    @ml.program
+    def f(w, x, n):
+        _, x = ml.while_loop(
+            lambda carried: less(carried[0], n),
+            lambda carried: step(carried[0], w, carried[1]),
+            (0, x),
+            max_steps=max_steps,
+        )
+        return total(x)
+
+    return s, ml.grad(f, (0, 1))
+
+
+def test_what_a_loop_keeps_for_its_way_back_counts_as_memory_and_spills(client, server):
+    s, gradient = looped(client, max_steps=9)
+    x = np.linspace(0, 1, MIB // 2, dtype=np.float32)
+    w = np.float32(1.1)
+    ledger = ledger_of(server)
+
+    by_w, by_x = gradient(w, client.put(x, s.sharding(P("x"))), 7)
+
+    # 2 MiB of each of 7 runs, x and a cosine, do not fit on devices of 8 MiB.
+    assert eventually(lambda: max(ledger.host_bytes().values()) > 0, TIMEOUT_S)
+    by_x = np.asarray(by_x)
+
+    def plain(w, x):
+        for _ in range(7):
+            x = jnp.sin(w * x)
+        return x.sum()
+
+    expected = jax.grad(plain, (0, 1))(w, x)
+    np.testing.assert_allclose(by_x, expected[1], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(by_w, expected[0], rtol=1e-4)
+
+
+def test_what_a_loop_keeps_goes_with_the_client_and_with_a_cancelled_call(
+    client, server
+):
+    s, gradient = looped(client, max_steps=1000)
+    x = client.put(np.ones(MIB // 64, np.float32), s.sharding(P("x")))
+    ledger = ledger_of(server)
+    held = max(ledger.used_bytes().values())
+
+    def grown():
+        return max(ledger.used_bytes().values()) > held + MIB // 2
+
+    cancelled = gradient(np.float32(1), x, 1000)
+    assert eventually(grown, TIMEOUT_S)
+    client.cancel(cancelled[1])
+    assert eventually(lambda: max(ledger.used_bytes().values()) <= held + MIB, SOON_S)
+    left = gradient(np.float32(1), x, 1000)
+    assert eventually(grown, TIMEOUT_S)  # the fixture sees all of it go
+    del left

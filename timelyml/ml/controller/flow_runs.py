@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 
-from timelyml.errors import ComputationError, InvariantError, TimelyError
+from timelyml.errors import InvariantError, TimelyError
 from timelyml.ml.controller.buffers import Buffers
 from timelyml.ml.controller.cuts import Known
 from timelyml.ml.controller.dispatching import Dispatch
 from timelyml.ml.controller.flow_calls import FlowRecord
+from timelyml.ml.controller.flow_frames import (
+    Control,
+    Frame,
+    Trail,
+    branch_name,
+    needs,
+    within,
+)
+from timelyml.ml.controller.flow_loops import Repeated, Replayed
 from timelyml.ml.controller.work import Work
 from timelyml.ml.programs import Value
 from timelyml.ml.programs.flows import Choice, Flow, Part, Repeat, Step, Var
@@ -42,28 +51,6 @@ class Parts(Protocol):
         """Return the buffers that a part makes."""
 
 
-@dataclass(slots=True, eq=False)
-class _Frame:
-    """A run of a flow.
-
-    Attributes:
-        where: In which run of which loop, and the like.
-        done: Called with the buffers of the results, which count for who is called.
-        env: The buffers of variables that are still needed.
-        uses_left: Of each variable, how many steps have not taken it.
-        steps_left: Steps that were not taken.
-        num_open: Steps that are not over; a part is, as soon as it has begun.
-    """
-
-    flow: Flow
-    where: str
-    done: Callable[[list[int]], None]
-    env: dict[Var, int] = field(default_factory=dict)
-    uses_left: Counter[Var] = field(default_factory=Counter)
-    steps_left: list[Step] = field(default_factory=list)
-    num_open: int = 0
-
-
 class FlowRun:
     """Takes the steps of one call.
 
@@ -87,6 +74,8 @@ class FlowRun:
         self._parts = parts
         self._counts: Counter[int] = Counter()
         self._own = set(record.given)
+        self._trails: dict[int, Trail] = {}
+        self._num_trails = 0
         self._num_parts = 0
         self._news: dict[int, Any] = {}  # values and packed errors of what parts made
         self._readers: dict[int, Callable[[Any], None]] = {}
@@ -111,23 +100,23 @@ class FlowRun:
         where: str,
         inputs: Sequence[int],
         done: Callable[[list[int]], None],
-    ) -> _Frame:
+    ) -> Frame:
         """Return a run of a flow on buffers, which count for it, to be advanced."""
-        frame = _Frame(flow, where, done)
+        frame = Frame(flow, where, done)
         frame.steps_left = list(flow.steps)
         frame.num_open = len(flow.steps)
         for step in flow.steps:
-            frame.uses_left.update(_needs(step))
+            frame.uses_left.update(needs(step))
         frame.uses_left.update(flow.results)
         self._bind(frame, range(flow.num_inputs), inputs)
         return frame
 
-    def advance(self, frame: _Frame) -> None:
+    def advance(self, frame: Frame) -> None:
         """Take each step for which all is there; each part that begins may allow more."""
         while ready := [
             step
             for step in frame.steps_left
-            if all(name in frame.env for name in _needs(step))
+            if all(name in frame.env for name in needs(step))
         ]:
             frame.steps_left = [
                 x for x in frame.steps_left if not any(x is y for y in ready)
@@ -141,9 +130,7 @@ class FlowRun:
             self.use(frame, frame.flow.results)
             frame.done(found)
 
-    def give(
-        self, frame: _Frame, step: Choice | Repeat, numbers: Sequence[int]
-    ) -> None:
+    def give(self, frame: Frame, step: Control, numbers: Sequence[int]) -> None:
         """Go on after a branch or a loop, with its results, which count for the giver."""
         self._bind(frame, step.outputs, numbers)
         self.drop(numbers)
@@ -162,11 +149,15 @@ class FlowRun:
                 continue
             del self._counts[number]
             self._news.pop(number, None)
+            trail = self._trails.pop(number, None)
+            if trail is not None:
+                for kept in trail.runs:
+                    self.drop(kept)
             if number in self._own:
                 self._own.discard(number)
                 self._buffers.unuse(self.record.held.pop(number))
 
-    def use(self, frame: _Frame, names: Sequence[Var]) -> None:
+    def use(self, frame: Frame, names: Sequence[Var]) -> None:
         """Count down what a step has taken."""
         for name, count in Counter(names).items():
             frame.uses_left[name] -= count
@@ -188,9 +179,24 @@ class FlowRun:
         else:
             self._readers[number] = reader
 
-    def _bind(
-        self, frame: _Frame, names: Sequence[Var], numbers: Sequence[int]
-    ) -> None:
+    def kept(self, trail: Trail) -> int:
+        """Return the number of a trail, which counts once; no buffer has it."""
+        self._num_trails += 1
+        number = -self._num_trails
+        self._trails[number] = trail
+        self.hold((number,))
+        return number
+
+    def taken(self, number: int) -> Trail:
+        """Return a trail that counted once for who asks; now what it keeps does."""
+        trail = self._trails[number]
+        found = replace(trail, runs=[list(kept) for kept in trail.runs])
+        for kept in found.runs:
+            self.hold(kept)
+        self.drop((number,))
+        return found
+
+    def _bind(self, frame: Frame, names: Sequence[Var], numbers: Sequence[int]) -> None:
         for name, number in zip(names, numbers, strict=True):
             self.hold((number,))
             if frame.uses_left[name]:
@@ -212,18 +218,20 @@ class FlowRun:
         elif number in self.record.held:
             self._news[number] = news
 
-    def _take(self, frame: _Frame, step: Step) -> None:
+    def _take(self, frame: Frame, step: Step) -> None:
         match step:
             case Part():
                 self._start(frame, step)
                 frame.num_open -= 1
+            case Choice() if step.is_replayed:
+                self._go_back(frame, step)
             case Choice():
                 chooser = frame.env[step.chooser]
                 self.when_known(chooser, lambda news: self._choose(frame, step, news))
             case Repeat():
-                _Repeated(self, frame, step)
+                (Replayed if step.is_replayed else Repeated)(self, frame, step)
 
-    def _start(self, frame: _Frame, step: Part) -> None:
+    def _start(self, frame: Frame, step: Part) -> None:
         numbers = [frame.env[name] for name in step.inputs]
         is_last = [frame.uses_left[name] == 1 for name in step.inputs]
         values = [step.program.value(ref) for ref in step.program.results]
@@ -264,23 +272,59 @@ class FlowRun:
         known = self._known.parts[identity]
         return self._parts.part(self.record, known, args, outputs, taken, where=where)
 
-    def _choose(self, frame: _Frame, step: Choice, news: Any) -> None:
+    def _choose(self, frame: Frame, step: Choice, news: Any) -> None:
         if isinstance(news, bytes):
-            self.use(frame, _needs(step))
-            self.give(frame, step, self.failed(step.values, news))
+            self.use(frame, needs(step))
+            self._give_up(frame, step, news)
             return
         value = np.asarray(news).item()
         index = int(bool(value)) if step.is_flag else int(value)
         index = min(max(index, 0), len(step.flows) - 1)
-        name = ("false", "true")[index] if step.is_flag else str(index)
-        inner = self.open(
-            step.flows[index],
-            within(f"in branch {name} of {step.place}", frame.where),
-            [frame.env[each] for each in step.inputs],
-            lambda found: self.give(frame, step, found),
+
+        def done(found: list[int]) -> None:
+            if step.is_recorded:
+                count = len(step.values)
+                trail = Trail([found[count:]], index)
+                found = [*found[:count], self.kept(trail)]
+            self.give(frame, step, found)
+
+        self._branch(frame, step, index, (), done)
+
+    def _go_back(self, frame: Frame, step: Choice) -> None:
+        number = frame.env[step.chooser]
+        self.hold((number,))
+        trail = self.taken(number)
+        if trail.error is not None:
+            self.use(frame, needs(step))
+            self._give_up(frame, step, trail.error)
+            return
+        (kept,) = trail.runs
+        self._branch(
+            frame, step, trail.index, kept, lambda found: self.give(frame, step, found)
         )
-        self.use(frame, _needs(step))
+
+    def _branch(
+        self,
+        frame: Frame,
+        step: Choice,
+        index: int,
+        kept: Sequence[int],
+        done: Callable[[list[int]], None],
+    ) -> None:
+        """Run a flow of a branch; what it is given beside its inputs goes with it."""
+        where = f"in branch {branch_name(step, index)} of {step.place}"
+        inputs = [*(frame.env[each] for each in step.inputs), *kept]
+        place = within(where, frame.where)
+        inner = self.open(step.flows[index], place, inputs, done)
+        self.drop(kept)
+        self.use(frame, needs(step))
         self.advance(inner)
+
+    def _give_up(self, frame: Frame, step: Choice, error: bytes) -> None:
+        found = self.failed(step.values, error)
+        if step.is_recorded:
+            found.append(self.kept(Trail([], error=error)))
+        self.give(frame, step, found)
 
     def _land(self, numbers: list[int]) -> None:
         """Begin the last part, which gives the outputs their names."""
@@ -325,73 +369,3 @@ class FlowRun:
         """Make a buffer known that will never be."""
         self._buffers.fail(self._add(buffer), error)
         self._news[buffer.number] = error
-
-
-class _Repeated:
-    """A loop under way."""
-
-    def __init__(self, run: FlowRun, frame: _Frame, step: Repeat) -> None:
-        self._run = run
-        self._frame = frame
-        self._step = step
-        self._num_steps = 0
-        numbers = [frame.env[name] for name in step.inputs]
-        self._chooser = frame.env[step.chooser]
-        self._carried = numbers[: len(step.outputs)]
-        self._captured = numbers[len(step.outputs) :]
-        run.hold((self._chooser, *numbers))
-        run.use(frame, _needs(step))
-        run.when_known(self._chooser, self._decide)
-
-    def _decide(self, news: Any) -> None:
-        run, step = self._run, self._step
-        run.drop((self._chooser,))
-        if isinstance(news, bytes):
-            self._fail(news)
-        elif not np.asarray(news).item():
-            run.drop(self._captured)
-            run.give(self._frame, step, self._carried)
-        elif self._num_steps == step.max_steps:
-            self._fail(pack_error(_endless(step)))
-        else:
-            inputs = [*self._carried, *self._captured]
-            where = f"in run {self._num_steps} of {step.place}"
-            place = within(where, self._frame.where)
-            inner = run.open(step.flow, place, inputs, self._again)
-            run.drop(self._carried)
-            run.advance(inner)
-
-    def _again(self, found: list[int]) -> None:
-        self._num_steps += 1
-        self._chooser, *self._carried = found
-        self._run.when_known(self._chooser, self._decide)
-
-    def _fail(self, error: bytes) -> None:
-        run, step = self._run, self._step
-        run.drop([*self._carried, *self._captured])
-        run.give(self._frame, step, run.failed(step.values, error))
-
-
-def within(inner: str, outer: str) -> str:
-    """Say where something is, from the inside out.
-
-    >>> within("in run 3 of a loop", "in branch 1 of a switch")
-    'in run 3 of a loop, in branch 1 of a switch'
-    """
-    return f"{inner}, {outer}" if outer else inner
-
-
-def _needs(step: Step) -> tuple[Var, ...]:
-    """Return what has to be there for a step, as often as it takes it."""
-    if isinstance(step, Part):
-        return step.inputs
-    return (step.chooser, *step.inputs)
-
-
-def _endless(step: Repeat) -> ComputationError:
-    return ComputationError(
-        f"{step.place} did not end; got a condition that is true after {step.max_steps} "
-        f"runs; expected it false by then, as max_steps says; raise max_steps",
-        function="while_loop",
-        where=step.place,
-    )

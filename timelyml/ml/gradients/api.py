@@ -17,8 +17,8 @@ from timelyml.ml import sharded
 from timelyml.ml.functions import JitFunction, recording, type_of
 from timelyml.ml.gradients.making import Maker
 from timelyml.ml.gradients.planning import is_real
+from timelyml.ml.gradients.regions import Transposer
 from timelyml.ml.gradients.tape import Tape
-from timelyml.ml.gradients.transposing import Transposer
 from timelyml.ml.programs import ProgramFunction, program
 
 
@@ -125,12 +125,13 @@ class _Gradient:
             recorded,
             recorded.results[0],
             [each.ref for each in jax.tree.leaves(wrt)],
+            leaves,
             keeps=self._keeps,
             maker=self._maker,
         )
-        found = transposer.run(leaves)
+        found = transposer.run()
         gradients = jax.tree.unflatten(jax.tree.structure(wrt), found)
-        value, beside = jax.tree.map(transposer.value, (loss, aux))
+        value, beside = jax.tree.map(transposer.result, (loss, aux))
         return (
             (value, beside) if self._has_aux else value,
             gradients[0] if self._is_single else tuple(gradients),

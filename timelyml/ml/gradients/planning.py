@@ -1,9 +1,14 @@
-"""Which calls of a tape gradients go through, and what of their derivatives is wanted."""
+"""Which nodes of a tape gradients go through, and what of their derivatives is wanted.
+
+Through a branch they go as through any of its regions; through a loop as through as
+many bodies as it takes until nothing more depends on, or changes, what does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import jax.numpy as jnp
 
@@ -12,7 +17,18 @@ from timelyml.ml.functions import ArrayType
 from timelyml.ml.functions.types import dtype_named
 from timelyml.ml.gradients.derivatives import Derivative
 from timelyml.ml.gradients.tape import Tape
-from timelyml.ml.programs import Arg, Constant, Program, Ref
+from timelyml.ml.programs import (
+    Arg,
+    Branch,
+    Call,
+    Constant,
+    Loop,
+    Node,
+    Program,
+    Ref,
+    Region,
+    Value,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +44,30 @@ class Step:
     is_joint: bool
 
 
+@dataclass(frozen=True, slots=True)
+class ControlStep:
+    """A branch or a loop between what gradients are wanted of and the loss.
+
+    Attributes:
+        live: Results that have cotangents; of a loop, what carries them.
+        wanted: Operands, of those that are passed, whose gradients are wanted; of a
+            loop, only of those that are not carried.
+        plans: The steps of each region; of a loop, of its body.
+    """
+
+    live: tuple[int, ...]
+    wanted: tuple[int, ...]
+    plans: tuple[Plan, ...]
+
+
+Plan: TypeAlias = dict[int, Step | ControlStep]
+"""The steps of a program or region by their node, in its order."""
+
+
 def plan(
     tape: Tape, program: Program, loss: Ref, wrt: Collection[Ref], *, keeps: bool
-) -> dict[int, Step]:
-    """Return the steps of a gradient by their node, in the order of the program.
+) -> Plan:
+    """Return the steps of a gradient.
 
     Args:
         tape: What recorded the program.
@@ -41,38 +77,12 @@ def plan(
         keeps: Keep residuals; else functions are computed again.
 
     Raises:
-        TraceError: There is more in the program than calls.
+        TraceError: A loop on the way has no bound, or is itself part of a gradient; or
+            there is more in the program than calls, loops and branches.
     """
-    for index, node in enumerate(program.nodes):
-        if index not in tape.calls and not isinstance(node, Arg | Constant):
-            raise TraceError(
-                f"program {program.name!r} has no gradient; got a "
-                f"{type(node).__name__.lower()} in it; expected calls of compiled "
-                f"functions alone; put what is decided by values into a function",
-                function=program.name,
-            )
-    wanted, active = _active(tape, program, wrt)
-    found: dict[int, Step] = {}
-    used: set[Ref] = set()
-    for index in reversed(tape.calls):
-        live = [
-            ref
-            for ref in results_of(tape, index)
-            if ref in active and (ref in used or ref == loss)
-        ]
-        if not (live and wanted[index]):
-            continue
-        derivative = Derivative(
-            tape.calls[index].flat,
-            wanted[index],
-            tuple(ref.output for ref in live),
-            frozenset(ref.output for ref in live if ref == loss),
-            keeps,
-        )
-        found[index] = Step(derivative, live == [loss] and loss not in used)
-        operands = program.nodes[index].operands
-        used |= {operands[position] for position in wanted[index]}
-    return dict(reversed(found.items()))
+    planner = _Planner(tape, program.nodes, wrt, keeps=keeps)
+    found, _ = planner.plan({loss} & planner.active, loss)
+    return found
 
 
 def results_of(tape: Tape, index: int) -> list[Ref]:
@@ -81,22 +91,196 @@ def results_of(tape: Tape, index: int) -> list[Ref]:
     return [Ref(index, output) for output in range(count)]
 
 
+def args_of(region: Region) -> dict[int, Ref]:
+    """Return what stands in a region for its operands, by position."""
+    return {
+        node.position: Ref(index)
+        for index, node in enumerate(region.nodes)
+        if isinstance(node, Arg)
+    }
+
+
 def is_real(array_type: ArrayType) -> bool:
     """Whether there are gradients of an array: it is one of floats, or complex."""
     return bool(jnp.issubdtype(dtype_named(array_type.dtype), jnp.inexact))
 
 
-def _active(
-    tape: Tape, program: Program, wrt: Collection[Ref]
-) -> tuple[dict[int, tuple[int, ...]], set[Ref]]:
-    """Return the operands of each call, and all values, that depend on `wrt`."""
-    active = set(wrt)
-    wanted = {}
-    for index in tape.calls:
-        operands = program.nodes[index].operands
-        here = tuple(i for i, ref in enumerate(operands) if ref in active)
-        wanted[index] = here
+class _Planner:
+    """Plans one program or region.
+
+    Attributes:
+        active: Values that depend on what gradients are wanted of.
+    """
+
+    def __init__(
+        self, tape: Tape, nodes: Sequence[Node], wrt: Collection[Ref], *, keeps: bool
+    ) -> None:
+        self._tape = tape
+        self._nodes = nodes
+        self._keeps = keeps
+        self._wanted: dict[int, tuple[int, ...]] = {}
+        self.active = set(wrt)
+        for index, node in enumerate(nodes):
+            match node:
+                case Call():
+                    self._through_call(index, node)
+                case Branch() | Loop():
+                    self._through_control(index, node)
+                case Arg() | Constant():
+                    pass
+                case _:
+                    raise TraceError(
+                        f"{tape.name!r} has no gradient; got a "
+                        f"{type(node).__name__.lower()} in it; expected calls, loops and "
+                        f"branches alone; put what is decided by values into a function",
+                        function=tape.name,
+                    )
+
+    def plan(self, live: Iterable[Ref], loss: Ref | None) -> tuple[Plan, set[Ref]]:
+        """Return the steps, and the values that have cotangents.
+
+        Args:
+            live: Results that have cotangents.
+            loss: The one whose cotangent is 1, if it is among them.
+        """
+        used = set(live) - {loss}
+        found: dict[int, Step | ControlStep] = {}
+        for index in reversed(range(len(self._nodes))):
+            node = self._nodes[index]
+            outputs = [Ref(index, output) for output in range(len(node.outputs))]
+            has = [x for x in outputs if x in self.active and (x in used or x == loss)]
+            if not (has and self._wanted.get(index)):
+                continue
+            if isinstance(node, Call):
+                found[index] = self._call_step(index, has, loss, used)
+                operands = node.operands
+                used |= {operands[position] for position in self._wanted[index]}
+            elif isinstance(node, Branch | Loop):
+                positions = [each.output for each in has]
+                found[index], passed = self._control_step(index, node, positions)
+                used |= {node.passed[position] for position in passed} & self.active
+        return dict(reversed(found.items())), used
+
+    def _through_call(self, index: int, node: Call) -> None:
+        operands = node.operands
+        here = tuple(i for i, ref in enumerate(operands) if ref in self.active)
+        self._wanted[index] = here
         if here:
-            results = results_of(tape, index)
-            active |= {ref for ref in results if is_real(program.value(ref).type)}
-    return wanted, active
+            results = results_of(self._tape, index)
+            self.active |= {ref for ref in results if is_real(self._value(ref).type)}
+
+    def _through_control(self, index: int, node: Branch | Loop) -> None:
+        here = {i for i, ref in enumerate(node.passed) if ref in self.active}
+        if not here:
+            return
+        if index not in self._tape.regions:
+            self._refuse(
+                node, "is part of a gradient", "a gradient of it",
+                "first derivatives of loops and branches by values",
+                "put the loop into a compiled function",
+            )  # fmt: skip
+        while True:
+            results = set[int]()
+            for each in self._regions(index):
+                results |= self._active_results(*each, here, len(node.values))
+            if isinstance(node, Branch) or results <= here:
+                break
+            here |= results
+        if isinstance(node, Loop):
+            results |= {i for i in here if i < len(node.values)}
+        self._wanted[index] = tuple(sorted(here))
+        self.active |= {Ref(index, i) for i in results if is_real(node.values[i].type)}
+
+    def _active_results(
+        self, tape: Tape, region: Region, here: set[int], count: int
+    ) -> set[int]:
+        inner = self._inner(tape, region, here)
+        return {
+            i for i, ref in enumerate(region.results[:count]) if ref in inner.active
+        }
+
+    def _inner(self, tape: Tape, region: Region, here: Collection[int]) -> _Planner:
+        args = args_of(region)
+        wrt = {args[position] for position in here if position in args}
+        wrt = {ref for ref in wrt if is_real(_value(region.nodes, ref).type)}
+        return _Planner(tape, region.nodes, wrt, keeps=self._keeps)
+
+    def _regions(self, index: int) -> list[tuple[Tape, Region]]:
+        """Return what gradients go through, with the tapes."""
+        node = self._nodes[index]
+        tapes = self._tape.regions[index]
+        if isinstance(node, Loop):
+            return [(tapes[-1], node.body)]
+        assert isinstance(node, Branch)  # noqa: S101 - for the type
+        return list(zip(tapes, node.regions, strict=True))
+
+    def _call_step(
+        self, index: int, has: Sequence[Ref], loss: Ref | None, used: Collection[Ref]
+    ) -> Step:
+        live = [ref for ref in has if ref in self.active]
+        derivative = Derivative(
+            self._tape.calls[index].flat,
+            self._wanted[index],
+            tuple(ref.output for ref in live),
+            frozenset(ref.output for ref in live if ref == loss),
+            self._keeps,
+        )
+        return Step(derivative, live == [loss] and loss not in used)
+
+    def _control_step(
+        self, index: int, node: Branch | Loop, has: Sequence[int]
+    ) -> tuple[ControlStep, set[int]]:
+        """Return the step of a branch or loop, and which operands have gradients."""
+        wanted = self._wanted[index]
+        planners = [self._inner(*each, wanted) for each in self._regions(index)]
+        live = set(has)
+        if isinstance(node, Branch):
+            plans, passed = self._inner_plans(node.regions, planners, live)
+            step = ControlStep(tuple(sorted(live)), tuple(sorted(passed)), plans)
+            return step, passed
+        if node.max_steps is None:
+            self._refuse(
+                node, "has no gradient", "no max_steps",
+                "a bound of what is kept for the way back", "pass max_steps",
+            )  # fmt: skip
+        count = len(node.values)
+        while True:
+            plans, passed = self._inner_plans([node.body], planners, live)
+            carried = {i for i in passed if i < count}
+            if carried <= live:
+                break
+            live |= carried
+        beside = tuple(sorted(passed - carried))
+        return ControlStep(tuple(sorted(live)), beside, plans), {*live, *beside}
+
+    def _inner_plans(
+        self,
+        regions: Sequence[Region],
+        planners: Sequence[_Planner],
+        live: Collection[int],
+    ) -> tuple[tuple[Plan, ...], set[int]]:
+        """Return the steps in regions, and which operands have gradients in any."""
+        plans, passed = [], set()
+        for region, planner in zip(regions, planners, strict=True):
+            results = {region.results[i] for i in live} & planner.active
+            steps, used = planner.plan(results, None)
+            plans.append(steps)
+            args = args_of(region)
+            passed |= {i for i, ref in args.items() if ref in used}
+        return tuple(plans), passed
+
+    def _value(self, ref: Ref) -> Value:
+        return _value(self._nodes, ref)
+
+    def _refuse(
+        self, node: Branch | Loop, what: str, got: str, expected: str, do: str
+    ) -> None:
+        raise TraceError(
+            f"the {node.kind} at {node.line} {what}; got {got}; expected {expected}; {do}",
+            function=node.kind,
+            where=node.line,
+        )
+
+
+def _value(nodes: Sequence[Node], ref: Ref) -> Value:
+    return nodes[ref.node].outputs[ref.output]

@@ -143,6 +143,7 @@ class _Block:
 
     Attributes:
         who: What it is, for errors.
+        recorder: What recorded it.
         region: Its nodes.
         entered: What it uses from around it, and what stands for that inside.
         tree: Of its results.
@@ -150,6 +151,7 @@ class _Block:
     """
 
     who: str
+    recorder: Recorder
     region: Region
     entered: dict[Ref, Ref]
     tree: Any
@@ -195,7 +197,8 @@ class _Tracing:
             max_steps,
             self._line,
         )
-        return jax.tree.unflatten(tree, self._around.control(node))
+        found = self._around.control(node, [condition.recorder, body.recorder])
+        return jax.tree.unflatten(tree, found)
 
     def branch(
         self, chooser: Any, functions: Sequence[Callable[..., Any]], operands: Any
@@ -221,7 +224,8 @@ class _Tracing:
             tuple(map(self._joined, *(each.values for each in blocks))),
             self._line,
         )
-        return jax.tree.unflatten(blocks[0].tree, self._around.control(node))
+        found = self._around.control(node, [each.recorder for each in blocks])
+        return jax.tree.unflatten(blocks[0].tree, found)
 
     def _trace(
         self,
@@ -239,7 +243,7 @@ class _Tracing:
                 option=part,
             )
         who = f"{part} {name_of(function)!r} of the {self._kind} at {self._line}"
-        inner = Recorder(who, self._around)
+        inner = self._around.inside(who)
         stands = [
             inner.stand_in(each, f"{'given' if is_args else 'carried'} {number}")
             for number, each in enumerate(values)
@@ -250,7 +254,7 @@ class _Tracing:
         leaves, result_tree = jax.tree.flatten(result)
         region = inner.region(leaves)
         found = tuple(map(inner.value, region.results))
-        return _Block(who, region, inner.entered, result_tree, found)
+        return _Block(who, inner, region, inner.entered, result_tree, found)
 
     def _operand(self, leaf: Any) -> Ref:
         return self._around.operand(leaf, self._kind)
@@ -367,15 +371,9 @@ def _path(tree: Any, number: int) -> str:
 
 def _with_captured(block: _Block, captured: Sequence[Ref], num_given: int) -> Region:
     """Return a region whose captured operands are those of all regions together."""
-    position = {
-        block.entered[ref].node: num_given + number
+    positions = {
+        block.entered[ref]: num_given + number
         for number, ref in enumerate(captured)
         if ref in block.entered
     }
-    nodes = [
-        replace(node, position=position[index])
-        if isinstance(node, Arg) and index in position
-        else node
-        for index, node in enumerate(block.region.nodes)
-    ]
-    return replace(block.region, nodes=tuple(nodes))
+    return block.region.positioned(positions)

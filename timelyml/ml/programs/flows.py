@@ -39,19 +39,25 @@ class Choice:
     """One of several flows, once it is known which.
 
     Attributes:
-        chooser: Tells which: the nearest, if out of range.
+        chooser: Tells which: the nearest, if out of range; or is a trail.
+        outputs: The results; then, if it is recorded, the trail.
         is_flag: Whether it is true or false, in place of a number.
         values: What the results are, and where they lie.
         place: What and where it is, for errors.
+        is_recorded: Whether what flows return beyond results is kept, in a trail.
+        is_replayed: Whether the flow is that of a trail, which gives it what it kept,
+            after the inputs.
     """
 
     chooser: Var
     inputs: tuple[Var, ...]
-    flows: tuple[Flow, ...]
     outputs: tuple[Var, ...]
     values: tuple[Value, ...]
     place: str
+    flows: tuple[Flow, ...]
     is_flag: bool
+    is_recorded: bool = False
+    is_replayed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +65,26 @@ class Repeat:
     """A flow again and again, as long as its first result is true.
 
     Attributes:
-        chooser: Whether it runs at all.
-        inputs: What is carried, as many as there are outputs, then what each run gets.
+        chooser: Whether it runs at all; or a trail.
+        inputs: What is carried, as many as there are values, then what each run gets.
+        outputs: What is carried; then, if it is recorded, the trail.
         values: What is carried, and where it lies.
         max_steps: So often at most; or None.
         place: What and where it is, for errors.
+        is_recorded: Whether what runs return beyond what is carried is kept, in a trail.
+        is_replayed: Whether there is a run for each of a trail, the last first, which
+            is given what that kept, after the inputs. Its flow tells nothing of another.
     """
 
     chooser: Var
     inputs: tuple[Var, ...]
-    flow: Flow
     outputs: tuple[Var, ...]
     values: tuple[Value, ...]
-    max_steps: int | None
     place: str
+    flow: Flow
+    max_steps: int | None
+    is_recorded: bool = False
+    is_replayed: bool = False
 
 
 Step: TypeAlias = Part | Choice | Repeat

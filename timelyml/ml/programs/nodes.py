@@ -6,7 +6,7 @@ transfer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
@@ -200,6 +200,45 @@ class Region:
     nodes: tuple[Node, ...]
     results: tuple[Ref, ...]
 
+    def positioned(self, positions: Mapping[Ref, int]) -> Region:
+        """Return a region of which some `Arg` nodes stand for other operands."""
+        nodes = [
+            replace(node, position=positions.get(Ref(index), node.position))
+            if isinstance(node, Arg)
+            else node
+            for index, node in enumerate(self.nodes)
+        ]
+        return replace(self, nodes=tuple(nodes))
+
+
+TRAIL = Value(ArrayType((), "trail", 0))
+"""What a branch or a loop recorded: which region ran, how often, and values of each run.
+
+It is no array: only a branch or a loop that goes back over it takes it.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """What a run on the way there kept, in a region that goes back over it.
+
+    Attributes:
+        number: Among what the region on the way there keeps.
+    """
+
+    number: int
+    value: Value
+
+    @property
+    def operands(self) -> tuple[Ref, ...]:
+        """None: it comes from a trail."""
+        return ()
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        """What was kept."""
+        return (self.value,)
+
 
 @dataclass(frozen=True, slots=True)
 class Branch:
@@ -208,16 +247,25 @@ class Branch:
     Attributes:
         kind: "cond", whose regions are those of false and true, or "switch".
         operands: First what chooses, then what each region is given.
-        regions: All with the same results.
-        outputs: Those of the region that runs, and where they are brought.
+        regions: All with the same results; recorded, each may keep more after these.
+        values: Results of the region that runs, and where they are brought.
         line: The user's, for errors.
+        is_recorded: Whether its last output is a trail, for a replayed one to take.
+        is_replayed: Whether a trail chooses: the region of the one that recorded it.
     """
 
     kind: str
     operands: tuple[Ref, ...]
     regions: tuple[Region, ...]
-    outputs: tuple[Value, ...]
+    values: tuple[Value, ...]
     line: str
+    is_recorded: bool = False
+    is_replayed: bool = False
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        """Its results, and the trail if it is recorded."""
+        return (*self.values, TRAIL) if self.is_recorded else self.values
 
     @property
     def passed(self) -> tuple[Ref, ...]:
@@ -240,17 +288,28 @@ class Loop:
 
     Attributes:
         operands: What is carried from run to run, then what every run is given.
-        outputs: What is carried, at the end.
+        body: Returns what is carried; recorded, it may keep more after that.
+        values: What is carried, at the end.
         max_steps: The body may run so often.
         line: The user's, for errors.
+        is_recorded: Whether its last output is a trail, for a replayed one to take.
+        is_replayed: Whether the first operand is a trail, and the body runs once for
+            each run that it tells of, the last first. It has no condition.
     """
 
     operands: tuple[Ref, ...]
     condition: Region | None
     body: Region
-    outputs: tuple[Value, ...]
+    values: tuple[Value, ...]
     max_steps: int | None
     line: str
+    is_recorded: bool = False
+    is_replayed: bool = False
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        """What is carried, and the trail if it is recorded."""
+        return (*self.values, TRAIL) if self.is_recorded else self.values
 
     @property
     def kind(self) -> str:
@@ -273,7 +332,7 @@ class Loop:
         return any(map(has_effects, self.regions))
 
 
-Node: TypeAlias = Arg | Constant | Call | Transfer | Branch | Loop
+Node: TypeAlias = Arg | Constant | Recalled | Call | Transfer | Branch | Loop
 
 
 def has_effects(region: Region) -> bool:

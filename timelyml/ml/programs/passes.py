@@ -16,6 +16,7 @@ from timelyml.ml.programs.nodes import (
     Constant,
     Loop,
     Place,
+    Recalled,
     Region,
     Route,
     Transfer,
@@ -77,8 +78,8 @@ def drop_dead_calls(program: Program) -> Program:
     kept = []
     for index in reversed(range(len(program.nodes))):
         node = program.nodes[index]
-        if isinstance(node, Arg | Constant):
-            kept.append(index)  # arguments have positions, used or not
+        if isinstance(node, Arg | Constant | Recalled):
+            kept.append(index)  # these have positions, used or not
         elif index in used or (not isinstance(node, Transfer) and node.has_effects):
             kept.append(index)
             used |= {ref.node for ref in node.operands}

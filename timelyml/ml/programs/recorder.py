@@ -20,6 +20,7 @@ from timelyml.ml.programs.nodes import (
     Constant,
     Loop,
     Node,
+    Recalled,
     Ref,
     Region,
     SliceNode,
@@ -104,9 +105,18 @@ class Recorder:
         """Return what an output is."""
         return self._nodes[ref.node].outputs[ref.output]
 
-    def stand_in(self, value: Value, label: str) -> Placeholder:
-        """Add something that a region is given; return what stands for it."""
-        index = self._add(Arg(self._num_args, label, value))
+    def stand_in(
+        self, value: Value, label: str, position: int | None = None
+    ) -> Placeholder:
+        """Add something that a region is given; return what stands for it.
+
+        Args:
+            value: What it is.
+            label: What it is called.
+            position: Among what the region is given; the next, if it is left out.
+        """
+        number = self._num_args if position is None else position
+        index = self._add(Arg(number, label, value))
         self._num_args += 1
         return self._placeholder(Ref(index))
 
@@ -121,8 +131,33 @@ class Recorder:
         self._is_done = True
         return Region(tuple(self._nodes), results)
 
-    def control(self, node: Branch | Loop) -> list[Placeholder]:
-        """Record a branch or a loop; return what stands for its results."""
+    def inside(self, name: str) -> Recorder:
+        """Return what records a region of this program, or of this region."""
+        return Recorder(name, self)
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """What was recorded so far."""
+        return tuple(self._nodes)
+
+    def recalled(self, number: int, value: Value) -> Placeholder:
+        """Add what a run on the way there kept; return what stands for it."""
+        return self._placeholder(Ref(self._add(Recalled(number, value))))
+
+    def amend(self, index: int, node: Branch | Loop) -> None:
+        """Put a branch or loop in place of the one at an index, of the same outputs."""
+        self._nodes[index] = node
+
+    def control(
+        self, node: Branch | Loop, regions: Sequence[Recorder] = ()
+    ) -> list[Placeholder]:
+        """Record a branch or a loop; return what stands for its results.
+
+        Args:
+            node: The branch or loop.
+            regions: What recorded its regions, in their order, if that is known.
+        """
+        del regions  # nothing here asks for them again
         index = self._add(node)
         return [
             self._placeholder(Ref(index, each)) for each in range(len(node.outputs))
@@ -134,7 +169,7 @@ class Recorder:
 
     def call(self, call: TracedCall) -> Sequence[Any]:
         """Record a call of a compiled function; return what stands for its results."""
-        self._use_slice(call.slice)
+        self.use_slice(call.slice)
         line = call.line or calling_line()
         operands = tuple(
             self._operand(each, call.computation.in_types[i], call.computation.name)
@@ -264,7 +299,7 @@ class Recorder:
         if not isinstance(getattr(leaf, "type", None), ArrayType) or slice_ is None:
             value = Value(array_type)
         else:
-            self._use_slice(slice_)
+            self.use_slice(slice_)
             value = Value(array_type, leaf.spec, slice_.name)
         position = self._num_args
         self._num_args += 1
@@ -277,9 +312,14 @@ class Recorder:
     def _placeholder(self, ref: Ref) -> Placeholder:
         return Placeholder(self, ref, self.value(ref))
 
-    def _use_slice(self, slice_: Any) -> None:
+    def use_slice(self, slice_: Any) -> None:
+        """Take note of a slice that the program uses.
+
+        Raises:
+            HandleError: It is of another client than those before.
+        """
         if self._parent is not None:
-            self._parent._use_slice(slice_)  # noqa: SLF001 - of this class
+            self._parent.use_slice(slice_)
             return
         if self._client is None:
             self._client = slice_.client

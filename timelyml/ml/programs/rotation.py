@@ -52,7 +52,7 @@ def _joined(program: Program, loop: Loop, condition: Region) -> Region:
         if isinstance(node, Arg):
             given[node.position] = rebuilder.now(Ref(index))
     results = tuple(map(rebuilder.now, body.results))
-    given.update(enumerate(results))
+    given.update(enumerate(results[: len(loop.values)]))
     for node in condition.nodes:
         if isinstance(node, Arg) and node.position not in given:
             given[node.position] = Ref(rebuilder.add(node))

@@ -21,6 +21,7 @@ from timelyml.ml.programs.nodes import (
     Call,
     Loop,
     Node,
+    Recalled,
     Ref,
     Region,
     Route,
@@ -234,32 +235,39 @@ class _Splitter:
         assert isinstance(node, Branch | Loop)  # noqa: S101 - for the type
         chooser, *inputs = map(self._var, node.operands)
         outputs = tuple(self._var(Ref(index, i)) for i in range(len(node.outputs)))
-        flows = tuple(
-            _Splitter(self._program, each, _given(each), len(inputs)).flow()
-            for each in node.regions
-        )
+        flows = tuple(self._inner(each, len(inputs)) for each in node.regions)
         place = f"the {node.kind} at {node.line}"
+        if node.is_replayed:
+            place = f"the way back through {place}"
+        common = tuple(inputs), outputs, node.values, place
+        recorded, replayed = node.is_recorded, node.is_replayed
         if isinstance(node, Loop):
-            return Repeat(
-                chooser, tuple(inputs), flows[0], outputs, node.outputs, node.max_steps,
-                place,
-            )  # fmt: skip
+            most = node.max_steps
+            return Repeat(chooser, *common, flows[0], most, recorded, replayed)
         is_flag = node.kind == "cond"
-        return Choice(
-            chooser, tuple(inputs), flows, outputs, node.outputs, place, is_flag
-        )
+        return Choice(chooser, *common, flows, is_flag, recorded, replayed)
+
+    def _inner(self, region: Region, num_passed: int) -> Flow:
+        given = _given(region, num_passed)
+        num_recalled = sum(isinstance(node, Recalled) for node in region.nodes)
+        return _Splitter(self._program, region, given, num_passed + num_recalled).flow()
 
     def _value(self, ref: Ref) -> Value:
         return self._nodes[ref.node].outputs[ref.output]
 
 
-def _given(region: Region) -> dict[Ref, Var]:
-    """Return which outputs of a region are its operands; some may be so twice."""
-    return {
-        Ref(index): node.position
-        for index, node in enumerate(region.nodes)
-        if isinstance(node, Arg)
-    }
+def _given(region: Region, num_passed: int) -> dict[Ref, Var]:
+    """Return which outputs of a region are its operands; some may be so twice.
+
+    What it recalls comes after these.
+    """
+    found = {}
+    for index, node in enumerate(region.nodes):
+        if isinstance(node, Arg):
+            found[Ref(index)] = node.position
+        elif isinstance(node, Recalled):
+            found[Ref(index)] = num_passed + node.number
+    return found
 
 
 def _landing(program: Program, values: Sequence[Value]) -> Program:

@@ -7,12 +7,14 @@ from collections.abc import Iterator, Sequence
 from timelyml.graph.mermaid import escaped
 from timelyml.ml.functions import ArrayType, Spec
 from timelyml.ml.programs.nodes import (
+    TRAIL,
     Arg,
     Branch,
     Call,
     Constant,
     Loop,
     Node,
+    Recalled,
     Ref,
     Region,
     Route,
@@ -124,6 +126,8 @@ def _node_text(node: Node, nodes: Sequence[Node]) -> str:
             return f"arg {node.label}: {_value_text(node.value)}"
         case Constant():
             return f"constant {node.value.type}"
+        case Recalled():
+            return f"recalled {node.number}: {_value_text(node.value)}"
         case Transfer():
             who = {Route.PUT: "put"}.get(node.route, f"transfer {node.route}")
             return f"{who} {_ref(node.operand, nodes)}: {_value_text(node.value)}"
@@ -138,14 +142,20 @@ def _node_text(node: Node, nodes: Sequence[Node]) -> str:
             )
             name = node.computation.name
             return f"call {name}({operands}): {outputs} on {node.slice}"
-        case Branch() | Loop():
-            outputs = ", ".join(map(_value_text, node.outputs))
-            most = getattr(node, "max_steps", None)
-            bound = "" if most is None else f" at most {most} times"
-            return f"{node.kind} {_refs(node.operands, nodes)}{bound}: ({outputs})"
+    return _control_text(node, nodes)
+
+
+def _control_text(node: Branch | Loop, nodes: Sequence[Node]) -> str:
+    outputs = ", ".join(map(_value_text, node.outputs))
+    most = getattr(node, "max_steps", None)
+    bound = "" if most is None else f" at most {most} times"
+    who = f"replay of {node.kind}" if node.is_replayed else node.kind
+    return f"{who} {_refs(node.operands, nodes)}{bound}: ({outputs})"
 
 
 def _value_text(value: Value) -> str:
+    if value == TRAIL:
+        return "trail"
     text = type_text(value.type, value.spec)
     return (
         f"{text} from the client" if value.slice is None else f"{text} on {value.slice}"
@@ -184,12 +194,15 @@ def _box(index: int, node: Node, prefix: str) -> str:
             return f'{name}(["{escaped(node.label)}"])'
         case Constant():
             return f'{name}(["constant {node.value.type}"])'
+        case Recalled():
+            return f'{name}(["recalled {node.number}"])'
         case Transfer():
             return f'{name}{{{{"{node.route}"}}}}'
         case Call():
             return f'{name}["{escaped(node.computation.name)}"]'
         case Branch() | Loop():
-            return f'{name}{{"{node.kind}"}}'
+            who = f"replay of {node.kind}" if node.is_replayed else node.kind
+            return f'{name}{{"{who}"}}'
 
 
 def _edge(

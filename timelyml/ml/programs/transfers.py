@@ -31,6 +31,7 @@ from timelyml.ml.programs.nodes import (
     Route,
     Transfer,
     Value,
+    with_regions,
 )
 from timelyml.ml.programs.rebuild import Rebuilder, with_operands
 
@@ -217,7 +218,7 @@ class _Inserter:
         passed = node.passed
         where = [self._program.value(ref) for ref in passed]
         if isinstance(node, Loop):
-            where[: len(node.outputs)] = node.outputs
+            where[: len(node.values)] = node.values
         lifted = _Lifted(where)
         regions = [
             self._region(region, node, is_condition=region is node.condition)
@@ -231,17 +232,13 @@ class _Inserter:
             user = self._at(str(value.slice))
             ref = passed[position]
             operands.append(self._moved(ref, value, user, is_destroyed=is_destroyed))
-        if isinstance(node, Loop):
-            condition, body = regions
-            changed: Branch | Loop = replace(
-                node, operands=tuple(operands), condition=condition, body=body
-            )
-        else:
-            chooser = self.read(node.operands[0])
-            changed = replace(
-                node, operands=(chooser, *operands), regions=tuple(regions)
-            )
-        self._put(index, changed)
+        if node.is_replayed:
+            operands.insert(0, self.rebuilder.now(node.operands[0]))
+        elif isinstance(node, Branch):
+            operands.insert(0, self.read(node.operands[0]))
+        again = iter(regions)
+        changed = with_regions(node, lambda _: next(again))
+        self._put(index, with_operands(changed, operands))
 
     def _region(
         self, region: Region, node: Branch | Loop, *, is_condition: bool = False
@@ -252,9 +249,12 @@ class _Inserter:
             return Region(
                 tuple(inner.rebuilder.nodes), (inner.read(region.results[0]),)
             )
-        pairs = zip(region.results, node.outputs, strict=True)
-        results = tuple(inner.land(ref, wanted) for ref, wanted in pairs)
-        return Region(tuple(inner.rebuilder.nodes), results)
+        returned = region.results[: len(node.values)]
+        pairs = zip(returned, node.values, strict=True)
+        results = [inner.land(ref, wanted) for ref, wanted in pairs]
+        kept = region.results[len(returned) :]  # stays where it is
+        results += map(inner.rebuilder.now, kept)
+        return Region(tuple(inner.rebuilder.nodes), tuple(results))
 
     def _put(self, index: int, node: Node) -> None:
         added = self.rebuilder.add(node)

@@ -1,0 +1,372 @@
+"""Both ways through the regions of branches and loops.
+
+On the way there a region keeps, run by run, what its way back reads of it. That is
+found out by recording the way back, so the branch or loop of the way there is amended
+once its way back is known. What both ways are given from around them is not kept: it
+lies there all along.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from timelyml.ml.functions import recording
+from timelyml.ml.functions.types import dtype_named
+from timelyml.ml.gradients.emitting import current
+from timelyml.ml.gradients.making import Maker
+from timelyml.ml.gradients.planning import ControlStep, Plan, args_of, plan
+from timelyml.ml.gradients.tape import Tape
+from timelyml.ml.gradients.transposing import Back, Passage, strong
+from timelyml.ml.programs import (
+    Branch,
+    Loop,
+    Program,
+    Ref,
+    Region,
+    Value,
+)
+
+
+class _Nesting(Passage):
+    """A passage with branches and loops in it."""
+
+    def control(self, index: int, step: ControlStep) -> tuple[list[Any], Back]:
+        """Record the way there of a branch or a loop; return its results."""
+        node = self.node(index)
+        assert isinstance(node, Branch | Loop)  # noqa: S101 - for the type
+        make = _BackLoop if isinstance(node, Loop) else _BackBranch
+        back = make(self, self.tapes(index), node, step)
+        return back.results, back
+
+
+class Transposer(_Nesting):
+    """Records the gradient of a tape into the program that is being traced.
+
+    Args:
+        tape: The block.
+        program: What the tape recorded.
+        loss: The scalar that is differentiated.
+        wrt: What gradients are wanted of.
+        arguments: What the block was given, in the program that is being traced.
+        keeps: Keep residuals; else functions are computed again.
+        maker: Makes the functions.
+    """
+
+    def __init__(
+        self,
+        tape: Tape,
+        program: Program,
+        loss: Ref,
+        wrt: Sequence[Ref],
+        arguments: Sequence[Any],
+        *,
+        keeps: bool,
+        maker: Maker,
+    ) -> None:
+        values = {Ref(i): leaf for i, leaf in enumerate(arguments)}
+        steps = plan(tape, program, loss, wrt, keeps=keeps)
+        super().__init__(tape, program.nodes, steps, maker, {**tape.outside, **values})
+        self._loss = loss
+        self._wrt = tuple(wrt)
+        self._types = program.value
+
+    def run(self) -> list[Any]:
+        """Record both ways; return the gradients, in the order of `wrt`."""
+        self.go()
+        self.back()
+        return [
+            self.sums.total(self.seeded(ref), self._types(ref)) for ref in self._wrt
+        ]
+
+    def seeded(self, ref: Ref) -> list[Any]:
+        """Return the parts of a cotangent, and 1 for the loss."""
+        parts = super().seeded(ref)
+        if ref != self._loss:
+            return parts
+        return [np.ones((), dtype_named(self._types(ref).type.dtype)), *parts]
+
+    def recalled(self, value: Any) -> Any:
+        """Return the value: both ways are in one program."""
+        return value
+
+    def result(self, leaf: Any) -> Any:
+        """Return what a value of the block is in the program that is being traced."""
+        ref = self._tape.ref_of(leaf)
+        return leaf if ref is None else self.value(ref)
+
+
+class _Inside(_Nesting):
+    """Both ways through a region.
+
+    Args:
+        outer: Through what is around it.
+        tape: What recorded the region.
+        region: As it was recorded.
+        steps: Through which gradients go.
+        outside: What of its operands lies outside on the way back too, by position.
+    """
+
+    def __init__(
+        self,
+        outer: Passage,
+        tape: Tape,
+        region: Region,
+        steps: Plan,
+        outside: Mapping[int, Ref],
+    ) -> None:
+        self.args = args_of(region)
+        self.there = current().inside(tape.name)
+        self._region = region
+        self._outer = outer
+        self._outside = {
+            self.args[i]: ref for i, ref in outside.items() if i in self.args
+        }
+        values = {
+            ref: self.there.stand_in(tape.value(ref), f"given {position}", position)
+            for position, ref in self.args.items()
+        }
+        super().__init__(tape, region.nodes, steps, outer.maker, values)
+        self._kept: dict[Ref, Any] = {}
+        with recording(self.there):
+            self.go()
+        returned = [self.value(ref) for ref in region.results]
+        self._results = self.there.region(returned).results
+
+    def begin_back(self, cotangents: Sequence[Value], live: Sequence[int]) -> None:
+        """Record the way back, to go on until it is over.
+
+        Args:
+            cotangents: What is given of each live result.
+            live: Which these are.
+        """
+        self.again = current().inside(self._tape.name)
+        for i, value in zip(live, cotangents, strict=True):
+            stands = self.again.stand_in(value, f"cotangent {i}")
+            self.parts.setdefault(self._region.results[i], []).append(stands)
+        with recording(self.again):
+            self.back()
+
+    def region_there(self) -> Region:
+        """Return the region of the way there, which keeps what is read on the way back."""
+        return Region(self.there.nodes, (*self._results, *self._kept))
+
+    def recall(self, ref: Ref) -> Any:
+        """Return what an output is on the way back."""
+        if ref in self._outside:
+            return self._outer.recall(self._outside[ref])
+        return super().recall(ref)
+
+    def recalled(self, value: Any) -> Any:
+        """Return what a value of the way there is on the way back: it is kept."""
+        ref = value.ref
+        if ref not in self._kept:
+            number = len(self._kept)
+            self._kept[ref] = self.again.recalled(number, self.there.value(ref))
+        return self._kept[ref]
+
+    def is_outside(self, ref: Ref) -> bool:
+        """Whether an output stays there whatever is done to it here."""
+        return ref in self._outside
+
+    def parts_of(self, position: int) -> list[Any]:
+        """Return the parts of the cotangent of an operand."""
+        return self.parts.get(self.args[position], []) if position in self.args else []
+
+
+class _BackControl(Back):
+    """A branch or a loop that was recorded on its way there.
+
+    Args:
+        outer: Through what is around it.
+        tapes: Of its regions.
+        node: As it was recorded.
+        step: What of it gradients go through.
+
+    Attributes:
+        results: Of the way there.
+    """
+
+    def __init__(
+        self,
+        outer: Passage,
+        tapes: Sequence[Tape],
+        node: Branch | Loop,
+        step: ControlStep,
+    ) -> None:
+        self._outer = outer
+        self._node = node
+        self._step = step
+        self._recorder = current()
+        for each in tapes[0].slices.values():
+            self._recorder.use_slice(each)
+        operands = [
+            self._recorder.operand(outer.value(ref), node.kind) for ref in node.operands
+        ]
+        self._inner = self._insides(tapes)
+        self._there = self._amended(replace(node, operands=tuple(operands)))
+        *self.results, self._trail = self._recorder.control(self._there)
+
+    def back(self, cotangents: Sequence[Any]) -> Iterable[tuple[int, Any]]:
+        """Record the way back, and amend the way there."""
+        step, node = self._step, self._node
+        types = [strong(node.values[i]) for i in step.live]
+        for each in self._inner:
+            each.begin_back(types, step.live)
+        regions, values, more = self._ended(types)
+        self._recorder.amend(self._trail.ref.node, self._amended(self._there))
+        recorder = current()
+        captured = list(
+            dict.fromkeys(ref for each in self._inner for ref in each.again.entered)
+        )
+        first = len(cotangents) + len(more)
+        placed = []
+        for each, region in zip(self._inner, regions, strict=True):
+            entered = each.again.entered
+            positions = {entered[ref]: first + captured.index(ref) for ref in entered}
+            placed.append(region.positioned(positions))
+        trail = self._outer.recalled(self._trail)
+        given = [
+            recorder.operand(each, node.kind) for each in (trail, *cotangents, *more)
+        ]
+        found = recorder.control(
+            self._replayed((*given, *captured), tuple(placed), tuple(values))
+        )
+        return self._placed(found)
+
+    @abstractmethod
+    def _insides(self, tapes: Sequence[Tape]) -> list[_Inside]:
+        """Record the ways there of the regions that gradients go through."""
+
+    @abstractmethod
+    def _amended(self, node: Any) -> Branch | Loop:
+        """Return a node with the regions of the way there."""
+
+    @abstractmethod
+    def _ended(
+        self, types: Sequence[Value]
+    ) -> tuple[list[Region], list[Value], list[Any]]:
+        """End the ways back.
+
+        Returns:
+            Their regions, where their results lie, and what is carried beside
+            cotangents.
+        """
+
+    @abstractmethod
+    def _replayed(
+        self,
+        operands: tuple[Ref, ...],
+        regions: tuple[Region, ...],
+        values: tuple[Value, ...],
+    ) -> Branch | Loop:
+        """Return the node of the way back."""
+
+    @abstractmethod
+    def _placed(self, found: Sequence[Any]) -> Iterable[tuple[int, Any]]:
+        """Return cotangents with the positions of the operands that they are of."""
+
+
+class _BackBranch(_BackControl):
+    """A branch: its operands lie outside of it, whichever region runs."""
+
+    _node: Branch
+
+    def _insides(self, tapes: Sequence[Tape]) -> list[_Inside]:
+        outside = dict(enumerate(self._node.passed))
+        rows = zip(tapes, self._node.regions, self._step.plans, strict=True)
+        return [_Inside(self._outer, *row, outside) for row in rows]
+
+    def _amended(self, node: Any) -> Branch | Loop:
+        regions = tuple(each.region_there() for each in self._inner)
+        return replace(node, regions=regions, is_recorded=True)  # type: ignore[no-any-return]  # of a dataclass
+
+    def _ended(
+        self, types: Sequence[Value]
+    ) -> tuple[list[Region], list[Value], list[Any]]:
+        del types
+        values = list(map(self._home, self._step.wanted))
+        regions = []
+        for inner in self._inner:
+            with recording(inner.again):
+                rows = zip(self._step.wanted, values, strict=True)
+                results = [inner.sums.joined(inner.parts_of(i), x) for i, x in rows]
+            regions.append(inner.again.region(results))
+        return regions, values, []
+
+    def _home(self, position: int) -> Value:
+        """Where the cotangent of an operand is brought: to it, or where it is first."""
+        value = strong(self._outer.place(self._node.passed[position]))
+        if value.slice is not None:
+            return value
+        parts = [part for each in self._inner for part in each.parts_of(position)]
+        return replace(value, spec=parts[0].spec, slice=parts[0].slice.name)
+
+    def _replayed(
+        self,
+        operands: tuple[Ref, ...],
+        regions: tuple[Region, ...],
+        values: tuple[Value, ...],
+    ) -> Branch | Loop:
+        node = self._node
+        return Branch(node.kind, operands, regions, values, node.line, is_replayed=True)
+
+    def _placed(self, found: Sequence[Any]) -> Iterable[tuple[int, Any]]:
+        return zip(self._step.wanted, found, strict=True)
+
+
+class _BackLoop(_BackControl):
+    """A loop: cotangents are carried back, and those of what all runs are given grow."""
+
+    _node: Loop
+
+    def _insides(self, tapes: Sequence[Tape]) -> list[_Inside]:
+        node = self._node
+        outside = dict(enumerate(node.passed))
+        for carried in range(len(node.values)):
+            del outside[carried]
+        (steps,) = self._step.plans
+        return [_Inside(self._outer, tapes[-1], node.body, steps, outside)]
+
+    def _amended(self, node: Any) -> Branch | Loop:
+        body = self._inner[0].region_there()
+        return replace(node, body=body, is_recorded=True)  # type: ignore[no-any-return]  # of a dataclass
+
+    def _ended(
+        self, types: Sequence[Value]
+    ) -> tuple[list[Region], list[Value], list[Any]]:
+        (inner,) = self._inner
+        values = list(types)
+        with recording(inner.again):
+            results = [
+                inner.sums.joined(inner.parts_of(i), value)
+                for i, value in zip(self._step.live, types, strict=True)
+            ]
+            for position in self._step.wanted:
+                parts = inner.parts_of(position)
+                value = strong(self._outer.place(self._node.passed[position]))
+                here = replace(value, spec=parts[0].spec, slice=parts[0].slice.name)
+                so_far = inner.again.stand_in(here, f"sum {position}", len(values))
+                results.append(inner.sums.total([so_far, *parts], here))
+                values.append(here)
+        zeros = [self._outer.sums.total([], each) for each in values[len(types) :]]
+        return [inner.again.region(results)], values, zeros
+
+    def _replayed(
+        self,
+        operands: tuple[Ref, ...],
+        regions: tuple[Region, ...],
+        values: tuple[Value, ...],
+    ) -> Branch | Loop:
+        node = self._node
+        (body,) = regions
+        return Loop(
+            operands, None, body, values, node.max_steps, node.line, is_replayed=True
+        )
+
+    def _placed(self, found: Sequence[Any]) -> Iterable[tuple[int, Any]]:
+        return zip((*self._step.live, *self._step.wanted), found, strict=True)
