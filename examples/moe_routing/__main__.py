@@ -48,6 +48,10 @@ def main(
     expert_shards: Annotated[
         int | None, typer.Option(help="shards of the experts of a layer")
     ] = None,
+    replicate: Annotated[
+        list[int] | None,
+        typer.Option(help="a busy expert that stands on two shards; several times"),
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="training steps")] = None,
     batch: Annotated[int | None, typer.Option(help="sequences per step")] = None,
     window: Annotated[int | None, typer.Option(help="bytes per sequence")] = None,
@@ -120,6 +124,7 @@ def main(
         "heads": heads,
         "data_shards": data_shards,
         "expert_shards": expert_shards,
+        "replicate": tuple(replicate) if replicate else None,
         "steps": steps,
         "batch": batch,
         "window": window,

@@ -29,7 +29,7 @@ class Settings:
     """Everything that decides the result, so that a run can be repeated.
 
     `batch` is the number of sequences of a step, over all data shards, and `window` that
-    of bytes predicted in each.
+    of bytes predicted in each. Experts of `replicate` stand on two shards, in every layer.
     """
 
     num_experts: int = 8
@@ -43,6 +43,7 @@ class Settings:
     steps: int = 300
     data_shards: int = 2
     expert_shards: int = 4
+    replicate: tuple[int, ...] = ()
     learning_rate: float = 5e-3
     warmup_steps: int = 40
     balance: float = 0.05
@@ -51,6 +52,7 @@ class Settings:
     held_out_bytes: int = 1 << 19
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "replicate", tuple(sorted(set(self.replicate))))
         for name, option in _SIZES.items():
             check_size(option, getattr(self, name))
         check_size("--window", self.window, least=4)
@@ -69,6 +71,13 @@ class Settings:
             raise ValueError(
                 f"--experts is uneven; got {self.num_experts}; expected a multiple of "
                 f"{self.expert_shards}, the number of --expert-shards; change one of them"
+            )
+        for expert in self.replicate:
+            check_size("--replicate", expert, least=0, most=self.num_experts - 1)
+        if self.replicate and self.expert_shards < 2:
+            raise ValueError(
+                f"--replicate has no second shard; got {self.expert_shards} expert shard; "
+                "expected 2 or more; raise --expert-shards"
             )
         if self.d_model % (2 * self.heads):
             raise ValueError(

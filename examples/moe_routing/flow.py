@@ -44,6 +44,7 @@ def layer_of(settings: Settings) -> MoE:
         top_k=settings.top_k,
         smallest=max(16, mean),
         num_shards=settings.expert_shards,
+        replicas=dict.fromkeys(settings.replicate, 2),
         keeps=True,
     )
 

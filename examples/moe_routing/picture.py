@@ -21,7 +21,7 @@ def save_picture(history: History, path: Path) -> Path:
         import matplotlib as mpl  # noqa: PLC0415  optional, and slow to load
     except ImportError:
         path = path.with_suffix(".txt")
-        path.write_text(heat_map(shares[..., :100]) + "\n")
+        path.write_text(heat_map(shares[..., :100], history.names) + "\n")
         return path
     mpl.use("Agg")
     from matplotlib import pyplot as plt  # noqa: PLC0415  after the backend is chosen
@@ -34,7 +34,7 @@ def save_picture(history: History, path: Path) -> Path:
     bits = np.array(history.losses) / NATS_PER_BIT
     upper.plot(history.first + np.arange(len(bits)), bits, linewidth=0.8)
     upper.set_ylabel("bits per byte")
-    labels = [f"expert {index}" for index in range(experts)] if experts <= 16 else ()
+    labels = [f"expert {name}" for name in history.names] if experts <= 16 else ()
     for layer, axes in enumerate(below):
         axes.stackplot(steps, shares[layer], labels=labels)
         for share in np.arange(1, experts) / experts:  # where all would be equal

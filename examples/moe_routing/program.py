@@ -53,7 +53,7 @@ def job_of(
     checkpoint = None
     if resume and checkpoints is not None:
         checkpoint, settings = resuming.read(checkpoints)
-        resuming.check_given(settings, given)
+        settings = resuming.continued(settings, given)
         resuming.check_unfinished(checkpoint, settings)
     read = reader(settings)
     corpus = read()

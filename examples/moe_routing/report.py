@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from examples.moe_routing.config import Settings
-from examples.moe_routing.flow import REPORT
+from examples.moe_routing.flow import REPORT, layer_of
 
 NATS_PER_BIT = float(np.log(2))
 _SHADES = " .:-=+*#%@"
@@ -66,6 +66,15 @@ class History:
         return (
             f"{self.recent_bits:.3f} bits per byte, {self.tokens_per_s:,.0f} tokens/s"
         )
+
+    @property
+    def names(self) -> list[str]:
+        """What experts are called: those on several shards by their number, too."""
+        shards = layer_of(self.settings).stands.shards()
+        return [
+            f"{index} x{len(shards[index])}" if index in shards else str(index)
+            for index in range(self.settings.num_experts)
+        ]
 
     @property
     def shares(self) -> NDArray[np.float64]:
@@ -162,6 +171,7 @@ def show_tables(figures: dict[str, Any], history: History, console: Console) -> 
     headings = (
         "layer",
         "expert",
+        "shards",
         "rows",
         "share",
         "smallest share in a tenth of the run",
@@ -169,26 +179,31 @@ def show_tables(figures: dict[str, Any], history: History, console: Console) -> 
     for heading in headings:
         experts.add_column(heading, justify="right")
     totals, tenths = np.sum(history.counts, axis=0), history.shares_over_time(10)
+    stands = layer_of(history.settings).stands
+    several = stands.shards()
     for (layer, index), share in np.ndenumerate(history.shares):
         experts.add_row(
             str(layer),
             str(index),
+            ", ".join(map(str, several.get(index, (index // stands.per_shard,)))),
             f"{totals[layer, index]:,}",
             f"{share:.1%}",
             f"{tenths[layer, index].min():.1%}",
         )
     console.print(experts)
-    console.print(heat_map(history.shares_over_time(64)), highlight=False, markup=False)
+    drawn = heat_map(history.shares_over_time(64), history.names)
+    console.print(drawn, highlight=False, markup=False)
 
 
-def heat_map(shares: NDArray[np.float64]) -> str:
+def heat_map(shares: NDArray[np.float64], names: Sequence[str]) -> str:
     """Draw shares `(layers, experts, columns)` as text: darker is busier."""
+    width = max(3, *map(len, names))
     top = max(float(shares.max()), 1e-9)
     levels = np.minimum(shares / top * len(_SHADES), len(_SHADES) - 1).astype(int)
     lines = [f"routing over time, darkest {top:.1%} of the tokens"]
     for layer, index in np.ndindex(*shares.shape[:2]):
         drawn = "".join(_SHADES[level] for level in levels[layer, index])
-        lines.append(f"layer {layer} expert {index:>3} |{drawn}|")
+        lines.append(f"layer {layer} expert {names[index]:>{width}} |{drawn}|")
     return "\n".join(lines)
 
 

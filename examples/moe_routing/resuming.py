@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,19 +50,21 @@ def read(directory: Path) -> tuple[Checkpoint, Settings]:
     return checkpoint, Settings.of(checkpoint.about.get("settings", {}))
 
 
-def check_given(settings: Settings, given: Mapping[str, Any]) -> None:
-    """Refuse options that differ from what is resumed.
+def continued(settings: Settings, given: Mapping[str, Any]) -> Settings:
+    """Give the settings to go on with: where busy experts stand may change.
 
     Raises:
-        ValueError: One does.
+        ValueError: Another option differs from what is resumed.
     """
-    known = settings.to_dict()
+    moved = {name: given[name] for name in given if name == "replicate"}
+    known = replace(settings, **moved)
     for name, value in given.items():
-        if known[name] != value:
+        if name not in moved and getattr(known, name) != value:
             raise ValueError(
-                f"--resume goes on with {name} {known[name]}; got {value}; expected "
-                "what the run began with; leave the option away, or begin anew"
+                f"--resume goes on with {name} {getattr(known, name)}; got {value}; "
+                "expected what the run began with; leave the option away, or begin anew"
             )
+    return known
 
 
 def check_unfinished(checkpoint: Checkpoint, settings: Settings) -> None:

@@ -119,6 +119,7 @@ def test_a_stopped_run_gives_the_weights_of_the_steps_it_did(corpus, tmp_path):
         {"top_k": 4},
         {"num_experts": 7, "top_k": 3, "data_shards": 1, "expert_shards": 7},
         {"data_shards": 4, "expert_shards": 1},
+        {"replicate": (0, 3)},
     ],
 )
 def test_other_shapes_of_the_layer_agree_with_dense_jax(changes, corpus):
@@ -247,6 +248,11 @@ def test_resuming_says_what_cannot_go_on(figures, tmp_path):
         ("--d-model 0", "--d-model is out of range; got 0"),
         ("--d-model 36", "--d-model is uneven; got 36; expected a multiple of 8"),
         ("--expert-shards 3", "--experts is uneven; got 8; expected a multiple of 3"),
+        (
+            "--replicate 8",
+            "--replicate is out of range; got 8; expected an integer, 0 to",
+        ),
+        ("--replicate 1 --expert-shards 1", "--replicate has no second shard; got 1"),
         ("--resume", "--resume needs a trained model; got no --checkpoints"),
         ("--generate x", "--generate needs a trained model; got no --checkpoints"),
         ("--trace .", "--trace is there already; got '.'"),

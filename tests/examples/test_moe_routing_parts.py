@@ -239,7 +239,7 @@ def test_a_history_gives_shares_speed_and_a_map():
     assert found.tokens_per_s == pytest.approx(64 / 0.5)
     shares = found.shares_over_time(10)
     assert shares.shape == (2, 4, 10)
-    drawn = report.heat_map(shares).splitlines()
+    drawn = report.heat_map(shares, found.names).splitlines()
     assert len(drawn) == 9
     assert drawn[8].endswith("|")
     assert json.dumps(found.recent_bits)
@@ -250,3 +250,13 @@ def test_the_picture_is_text_without_a_plotting_library(tmp_path, monkeypatch):
     path = picture.save_picture(history(), tmp_path / "deep" / "routing.png")
     assert path.suffix == ".txt"
     assert "expert   3" in path.read_text()
+
+
+def test_experts_on_several_shards_are_named_in_the_picture(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    found = history()
+    found.settings = replace(SETTINGS, replicate=(2, 2), expert_shards=2)
+    assert found.settings.replicate == (2,)
+    text = picture.save_picture(found, tmp_path / "routing.png").read_text()
+    assert "layer 1 expert 2 x2 |" in text
+    assert "layer 1 expert    3 |" in text

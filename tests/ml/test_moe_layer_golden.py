@@ -64,7 +64,7 @@ def qwen2(kind):
     return golden, Router(TokenChoice(3, renormalise=kind == "norm")), params_of, {}
 
 
-def deepseek():
+def deepseek(**options):
     golden = load("dsv3_group_limited")
 
     def params_of(golden, prefix="w_"):
@@ -73,7 +73,7 @@ def deepseek():
         bias = golden["buf_gate.e_score_correction_bias"]
         return {**params, "bias": bias if prefix == "w_" else np.zeros_like(bias)}
 
-    return golden, Router(DEEPSEEK), params_of, {}
+    return golden, Router(DEEPSEEK), params_of, options
 
 
 def switch(name):
@@ -88,11 +88,15 @@ def switch(name):
 CASES = {
     "mixtral_top2_E8": functools.partial(mixtral, "mixtral_top2_E8"),
     "mixtral_top2_E8_keeps": functools.partial(mixtral, "mixtral_top2_E8", keeps=True),
+    "mixtral_top2_E8_replicas": functools.partial(
+        mixtral, "mixtral_top2_E8", replicas={0: 2, 5: 2, 7: 2}
+    ),
     "mixtral_top1_E4": functools.partial(mixtral, "mixtral_top1_E4"),
     "mixtral_topE_E4": functools.partial(mixtral, "mixtral_topE_E4"),
     "qwen2_norm": functools.partial(qwen2, "norm"),
     "qwen2_nonorm": functools.partial(qwen2, "nonorm"),
     "dsv3_group_limited": deepseek,
+    "dsv3_replicas": functools.partial(deepseek, replicas={1: 2, 2: 2}),
     "switch_cap3": functools.partial(switch, "switch_cap3"),
     "switch_cap64_nodrop": functools.partial(switch, "switch_cap64_nodrop"),
 }
@@ -146,9 +150,9 @@ def mean_error_and_sums(moe, coefs, params, batch):
     return (error, moe.losses(routing, **coefs)), routing.sums.counts
 
 
-def check_training(shards, expert_shards, cluster):
+def check_training(shards, expert_shards, cluster, **options):
     init, reference = load("moe_layer_train_init"), load("moe_layer_train_ref")
-    moe = MoE(num_experts=8, top_k=2, num_shards=expert_shards)
+    moe = MoE(num_experts=8, top_k=2, num_shards=expert_shards, **options)
     coefs = {"balance": float(init["aux_coef"]), "z": float(init["z_coef"])}
     x, y = (init[key].reshape(8, shards, -1, 16) for key in ("x", "y"))
     losses, counts, weights = train(
@@ -168,6 +172,10 @@ def check_training(shards, expert_shards, cluster):
 @pytest.mark.parametrize(("shards", "expert_shards"), [(4, 8), (2, 2)])
 def test_eight_steps_of_training_agree(shards, expert_shards, cluster):
     check_training(shards, expert_shards, cluster)
+
+
+def test_eight_steps_of_training_agree_with_replicas(cluster):
+    check_training(2, 4, cluster, replicas={0: 4, 3: 2, 7: 3})
 
 
 def test_eight_steps_of_training_agree_between_processes(processes):

@@ -25,6 +25,7 @@ from timelyml.ml.moe.losses import (
     z_loss,
 )
 from timelyml.ml.moe.noise import Noise, jittered, thinned, with_gaussian
+from timelyml.ml.moe.replicas import Stands, replicas_by_load
 from timelyml.ml.moe.router import Routed, Router
 from timelyml.ml.moe.rules import Choice, ExpertChoice, Groups, TokenChoice
 
@@ -41,6 +42,7 @@ __all__ = [
     "Router",
     "RouterSums",
     "Routing",
+    "Stands",
     "TokenChoice",
     "add_sums",
     "balance",
@@ -56,6 +58,7 @@ __all__ = [
     "plan_dispatch",
     "pull_of",
     "relu_expert_forward",
+    "replicas_by_load",
     "router_sums",
     "run_experts",
     "run_experts_backward",

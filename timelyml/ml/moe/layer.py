@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from timelyml.errors import ConfigError
@@ -28,6 +27,7 @@ from timelyml.ml.moe.dispatch import combine
 from timelyml.ml.moe.experts import ExpertFn, expert_forward, shared_forward
 from timelyml.ml.moe.losses import RouterSums, balance, share_of, updated_bias, z_loss
 from timelyml.ml.moe.noise import Noise
+from timelyml.ml.moe.replicas import Stands
 from timelyml.ml.moe.router import Routed, Router
 from timelyml.ml.moe.rules import Choice, TokenChoice
 
@@ -55,6 +55,9 @@ class MoE:
             renormalised unless there is only one, none dropped.
         num_shards: Over how many shards experts are spread, each with an equal number;
             one each by default.
+        replicas: On how many shards an expert stands, where it is more than one: its rows
+            are dealt out to these, and its parameters stay equal there. See
+            `replicas_by_load`.
         d_ff: Width of the experts that `init` draws.
         d_shared: Width of a shared expert that sees every token; 0: there is none.
         bias_rate: Balance without a loss: how far the selection bias of each expert
@@ -72,6 +75,7 @@ class MoE:
     top_k: int = 2
     router: Router | None = None
     num_shards: int | None = None
+    replicas: Mapping[int, int] | tuple[tuple[int, int], ...] = ()
     d_ff: int | None = None
     d_shared: int = 0
     bias_rate: float | None = None
@@ -89,11 +93,18 @@ class MoE:
                 f"{shards} shards; expected the same number on each; change num_shards",
                 option="num_shards",
             )
+        stands = Stands.of(self.num_experts, shards, self.replicas)
+        object.__setattr__(self, "replicas", stands.replicas)  # to be hashed
 
     @property
     def spread(self) -> int:
         """Shards of experts."""
         return self.num_experts if self.num_shards is None else self.num_shards
+
+    @property
+    def stands(self) -> Stands:
+        """Where experts stand."""
+        return Stands.of(self.num_experts, self.spread, self.replicas)
 
     @property
     def routes(self) -> Router:
@@ -196,7 +207,7 @@ class MoE:
 
     def _experts(self, experts: Any, x: Any, decision: Any, gates: Any) -> Any:
         """Send rows to experts and back; give `(tokens, top_k, d_model)`."""
-        per_shard = self.num_experts // self.spread
+        stands = self.stands
         to, tag, kept = decision["to"], decision["tag"], decision["choice"].kept
         rows = x
         if self.routes.rule.weighs_input:
@@ -207,11 +218,11 @@ class MoE:
             to,
             num_shards=self.spread,
             where=kept,
-            tag=tag if per_shard > 1 else None,
+            tag=tag if stands.per_shard > 1 or stands.replicas else None,
         )
         given = sharded.by_group(
             self.expert_fn,
-            sharded.split(experts),
+            sharded.split(experts, copies=stands.copies),
             sent.rows,
             index=sent.tag,
             name="experts",
@@ -310,8 +321,7 @@ def _route(
         replay=None if decision is None else decision["choice"],
     )
     if decision is None:
-        per_shard = layer.num_experts // layer.spread
-        to, tag = jnp.divmod(routed.choice.chosen, per_shard)
+        to, tag = layer.stands.place(routed.choice.chosen, routed.choice.kept)
         decision = {"choice": routed.choice, "to": to, "tag": tag}
     return decision, (routed.weights, routed.sums)
 

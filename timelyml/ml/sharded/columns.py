@@ -20,6 +20,7 @@ from timelyml.errors import ConfigError
 from timelyml.graph import StreamRef
 from timelyml.ml.sharded.functions import Function
 from timelyml.ml.sharded.moves import Transfer
+from timelyml.ml.sharded.parts import Parts
 
 Key: TypeAlias = tuple[int, int]
 """A column by the index of its home and its place there; plain, so that it travels."""
@@ -95,11 +96,13 @@ class Parameter:
         aval: Of the whole array.
         is_split: Each shard holds an equal part of its leading axis, and no other
             ever sees it; else every shard holds all of it.
+        copies: See `Parts`.
     """
 
     index: int
     aval: Aval
     is_split: bool = False
+    copies: tuple[tuple[int, ...], ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -111,10 +114,10 @@ class Parameter:
         """Its type."""
         return self.aval.dtype
 
-    def part(self, num_shards: int) -> Aval:
-        """Describe what one of so many shards holds."""
+    def parts(self, num_shards: int) -> Parts | None:
+        """Say how so many shards share it out; None if each holds all of it."""
         if not self.is_split:
-            return self.aval
+            return None
         if not self.shape or self.shape[0] % num_shards:
             raise ConfigError(
                 f"parameter {self.index} cannot be split; got shape {self.shape} and "
@@ -122,7 +125,14 @@ class Parameter:
                 "change the number of shards",
                 option="split",
             )
-        return Aval((self.shape[0] // num_shards, *self.shape[1:]), self.dtype)
+        return Parts(self.shape[0], num_shards, self.copies)
+
+    def part(self, num_shards: int) -> Aval:
+        """Describe what one of so many shards has of its own."""
+        parts = self.parts(num_shards)
+        if parts is None:
+            return self.aval
+        return Aval((parts.own, *self.shape[1:]), self.dtype)
 
 
 @dataclass(slots=True, eq=False)
@@ -223,11 +233,16 @@ def columns_in(who: str, tree: Any) -> list[Column]:
     return found
 
 
-def split(tree: Any) -> Any:
+def split(tree: Any, *, copies: tuple[tuple[int, ...], ...] = ()) -> Any:
     """Share out the leading axis of parameters among the shards that use them.
 
     Each shard holds its own equal part: experts live where they compute, and their
     weights go nowhere else.
+
+    Args:
+        tree: Of parameters.
+        copies: By shard, places along the leading axis that it holds beside its own
+            part; for `by_group`. Copies take the same steps and stay equal.
     """
 
     def one(leaf: Any) -> Any:
@@ -237,6 +252,6 @@ def split(tree: Any) -> Any:
                 "argument of the dataflow function; split what is learnt",
                 option="split",
             )
-        return replace(leaf, is_split=True)
+        return replace(leaf, is_split=True, copies=copies)
 
     return jax.tree.map(one, tree)

@@ -121,7 +121,8 @@ def _check(frame: Frame) -> None:
     every = [p for station in frame.stations for p in station.call.parameters]
     split = {parameter.index for parameter in every if parameter.is_split}
     whole = {parameter.index for parameter in every if not parameter.is_split}
-    if len(counts) > 1 or split & whole:
+    places = {(parameter.index, parameter.copies) for parameter in every}
+    if len(counts) > 1 or split & whole or len(places) > len(split | whole):
         raise ConfigError(
             f"calls share a parameter but not its shards; got {frame.name!r} on "
             f"{sorted(counts)} shards, split: {sorted(split)}, whole: {sorted(whole)}; "

@@ -113,7 +113,8 @@ class PreparedGroups:
         results, kept = [], []
         for group in groups:
             inputs = tuple(self._inputs(leaves, group))
-            outputs = self.start.on_rows((self._size(group),), group.index, inputs)
+            sizes = self._sizes(leaves, group)
+            outputs = self.start.on_rows(sizes, group.index, inputs)
             if keeps:
                 outputs, residual = outputs
                 kept.append(residual)
@@ -161,7 +162,8 @@ class PreparedGroups:
         self, leaves: Leaves, group: _Group, residual: Any, cotangents: Leaves
     ) -> Any:
         """Give a group's gradients of the leaves that they are wanted of."""
-        size = self._size(group)
+        sizes = self._sizes(leaves, group)
+        _, size = sizes
         live = tuple(
             pad_rows(group.of(each), size)
             for each, ok in zip(cotangents, self.needs.live, strict=True)
@@ -169,8 +171,12 @@ class PreparedGroups:
         )
         inputs = tuple(self._inputs(leaves, group))
         if residual is not None:
-            return self.finish.on_rows((size,), group.index, residual, inputs, live)
-        return self.pull.on_rows((size,), group.index, (inputs, ((), live)))
+            return self.finish.on_rows(sizes, group.index, residual, inputs, live)
+        return self.pull.on_rows(sizes, group.index, (inputs, ((), live)))
+
+    def _sizes(self, leaves: Leaves, group: _Group) -> tuple[int, int]:
+        """Give what is compiled for: how many groups are here, and how many rows."""
+        return len(leaves[0]), self._size(group)
 
     def _size(self, group: _Group) -> int:
         return bucket_size(len(group.rows), smallest=self.function.smallest)

@@ -18,13 +18,15 @@ from timelyml.ml.sharded.ending import add_ending, add_norm, add_weights
 from timelyml.ml.sharded.frames import Frame, there
 from timelyml.ml.sharded.naming import names_of
 from timelyml.ml.sharded.optimisers import Optimiser, Owned, Step
+from timelyml.ml.sharded.parts import Parts
 from timelyml.ml.sharded.saving import add_saving
-from timelyml.ml.sharded.stations import NO_OUTPUT, Held
+from timelyml.ml.sharded.stations import NO_OUTPUT
 from timelyml.ml.sharded.structure import Structure
 from timelyml.ml.sharded.updates import (
     ClippedUpdate,
     Contributing,
     Give,
+    Source,
     Start,
     Tell,
     Update,
@@ -76,22 +78,24 @@ class Learning:
             if self.learnt.clip_norm is not None:
                 self.norm = self.builder.feedback(by=0, num_shards=1)
 
-    def add(self, frame: Frame, sources: Sequence[tuple[str, int, Held]]) -> Start:
+    def add(self, frame: Frame, sources: Sequence[Source]) -> Start:
         """Add the rules of an operator; give what puts its parameters in place.
 
         Args:
             frame: The operator, its stations' rules added.
-            sources: Name, port and parameters of each station with gradients.
+            sources: Stations with gradients.
         """
         start = start_of(frame, self.learnt)
         trained = set(frame.parameters) & self.learnt.trained
         made = Contributing(tuple(sorted(trained)), tuple(sources))
-        ports = tuple(port for _, port, _ in sources) or (self.tick_port(frame),)
+        ports = tuple(port for source in sources for port in source.ports)
+        ports = ports or (self.tick_port(frame),)
         if self.learnt.optimiser is None:
             self._add_give(frame, made, ports)
             return start
         owned = Owned(self.learnt.optimiser, self.learnt.structure, made.trained)
-        step = Step.of(owned, self.learnt.clip_norm)
+        told = tuple((p, parts.own) for p, parts in _parts_of(frame).items() if parts)
+        step = Step.of(owned, self.learnt.clip_norm, told)
         self._add_update(frame, step, made, ports)
         self._add_tell(frame, owned)
         resumed = self.learnt.resumed
@@ -153,8 +157,7 @@ class Learning:
     ) -> None:
         every = tuple(range(frame.num_outputs))
         outputs = [
-            (place, frame.output(), frame.parameters[place].is_split)
-            for place in made.trained
+            (place, frame.output(), _parts_of(frame)[place]) for place in made.trained
         ]
         self.given += [(frame, place, output) for place, output, _ in outputs]
         to = tuple(output for _, output, _ in outputs)
@@ -165,7 +168,7 @@ class Learning:
         port = frame.port(self.asked.stream, Broadcast())
         output = frame.output()
         saved = NO_OUTPUT if self.learnt.checkpoints is None else frame.output()
-        held = tuple((p.index, p.is_split) for p in frame.parameters.values())
+        held = tuple(_parts_of(frame).items())
         names = tuple(names_of(self.learnt.structure))
         frame.rules.append(
             Rule(
@@ -184,8 +187,14 @@ def start_of(frame: Frame, learnt: Learnt) -> Start:
     """Give what puts the parameters of an operator in place."""
     return Start(
         tuple(
-            (each.index, each.is_split, learnt.params[each.index])
-            for each in frame.parameters.values()
+            (place, parts, learnt.params[place])
+            for place, parts in _parts_of(frame).items()
         ),
         None,
     )
+
+
+def _parts_of(frame: Frame) -> dict[int, Parts | None]:
+    """Say how each parameter is shared out, if it is."""
+    every = frame.parameters.values()
+    return {each.index: each.parts(frame.num_shards) for each in every}

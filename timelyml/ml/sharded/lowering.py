@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from timelyml.graph import (
     Broadcast,
+    Direct,
     GraphBuilder,
     LoopRef,
     Pact,
@@ -41,7 +42,7 @@ from timelyml.ml.sharded.stations import (
     Outlet,
     Site,
 )
-from timelyml.ml.sharded.updates import Start
+from timelyml.ml.sharded.updates import Source, Start
 
 
 @dataclass(slots=True)
@@ -145,7 +146,7 @@ class Lowering:
         )
 
     def _build(self, frame: Frame) -> None:
-        sources: list[tuple[str, int, Held]] = []
+        sources: list[Source] = []
         for number, station in enumerate(frame.stations):
             name = f"{number} {station.call.name}"
             held = _held(frame, station)
@@ -156,7 +157,7 @@ class Lowering:
                 dense = self._is_dense or _turns(station)
                 pact = Broadcast(dense) if held.shared else Pipeline(dense)
                 port = frame.port(self._from(frame, held.output), pact)
-                sources.append((name, port, held))
+                sources.append(Source(name, port, held, self._copies_port(frame, held)))
         start = self._learn(frame, sources)
         frame.outputs = add_firing_operator(
             self._builder,
@@ -170,9 +171,12 @@ class Lowering:
         )
         self._show(frame)
 
-    def _learn(
-        self, frame: Frame, sources: list[tuple[str, int, Held]]
-    ) -> Start | None:
+    def _copies_port(self, frame: Frame, held: Held) -> int | None:
+        if held.copies_output == NO_OUTPUT:
+            return None
+        return frame.port(self._from(frame, held.copies_output), Direct())
+
+    def _learn(self, frame: Frame, sources: list[Source]) -> Start | None:
         if not frame.parameters:
             return None
         if self._learning is None:
@@ -264,7 +268,8 @@ class Lowering:
         ports = self._ports[id(station)]
         shown = (output for output, _ in ports.shown)
         forward = there(ports.stays, *ports.moves, ports.loss, *shown)
-        back = there(*ports.cotangents.values(), site.held.output)
+        held = there(site.held.output, site.held.copies_output)
+        back = (*there(*ports.cotangents.values()), *held)
         if site.turns:
             forward += back
         frame.rules.append(Rule(tuple(ports.forward), site.forward, outputs=forward))
@@ -302,14 +307,18 @@ def _turns(station: Station) -> bool:
 def _held(frame: Frame, station: Station) -> Held:
     pairs = zip(station.call.arguments, station.needs.wanted, strict=True)
     found = {
-        each.index: each.is_split
+        each.index: each.parts(frame.num_shards)
         for each, wanted in pairs
         if wanted and isinstance(each, Parameter)
     }
     if not found:
         return Held((), ())
+    copied = {place: parts for place, parts in found.items() if parts and parts.copies}
     return Held(
-        tuple(place for place, is_split in found.items() if not is_split),
-        tuple(place for place, is_split in found.items() if is_split),
+        tuple(place for place, parts in found.items() if parts is None),
+        tuple(place for place, parts in found.items() if parts is not None),
         frame.output(),
+        tuple(copied),
+        next(iter(copied.values()), None),  # they share it: groups are the same for all
+        frame.output() if copied else NO_OUTPUT,
     )

@@ -8,7 +8,7 @@ that one is split and the leaf has its leading axis, shards hold parts of the le
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from timelyml.errors import CheckpointError
 from timelyml.ml.checkpoints import Arrays, Checkpoint
 from timelyml.ml.sharded.optimisers import Owned
+from timelyml.ml.sharded.parts import Parts, told
 from timelyml.ml.sharded.structure import Structure
 
 _FIRST = jax.tree_util.SequenceKey(0)
@@ -42,12 +43,6 @@ def names_of(structure: Structure) -> list[str]:
     ]
 
 
-def cut(array: Any, index: int, count: int) -> Any:
-    """Give the part of an array that one of so many shards holds."""
-    size = len(array) // count
-    return array[index * size : (index + 1) * size]
-
-
 def restored(params: Any, checkpoint: Checkpoint) -> Any:
     """Give a tree like `params` with the arrays of a checkpoint.
 
@@ -65,16 +60,17 @@ class Naming:
     """Names what one operator holds of the state of an optimiser."""
 
     owned: Owned
-    split: frozenset[int]
-    """Places of parameters of which shards hold parts."""
+    split: Mapping[int, Parts]
+    """By place of a parameter: how shards share it out, if they do."""
 
     def named(self, params: Mapping[int, Any], state: Any) -> list[Named]:
         """Give the leaves of a state; copies, for updates reuse its memory."""
         lengths = self._lengths(params)
         leaves, _ = jax.tree_util.tree_flatten_with_path(state)
         return [
-            Named(self._name(path), self._is_part(path, leaf, lengths), np.array(leaf))
+            Named(self._name(path), parts is not None, told(leaf, parts))
             for path, leaf in leaves
+            for parts in [self._parts(path, leaf, lengths)]
         ]
 
     def restored(
@@ -82,7 +78,7 @@ class Naming:
         params: Mapping[int, Any],
         state: Any,
         saved: Arrays,
-        shard: tuple[int, int],
+        shard: int,
     ) -> Any:
         """Give a state like this one with the arrays of a checkpoint.
 
@@ -90,14 +86,14 @@ class Naming:
             params: What the shard holds.
             state: The first state of the optimiser for them.
             saved: Whole arrays by name.
-            shard: Its index, and how many there are.
+            shard: Its index.
         """
         lengths = self._lengths(params)
 
         def one(path: Any, leaf: Any) -> Any:
             array = saved[self._name(path)]
-            is_part = self._is_part(path, leaf, lengths)
-            return jax.numpy.array(cut(array, *shard) if is_part else array)
+            parts = self._parts(path, leaf, lengths)
+            return jax.numpy.array(array if parts is None else parts.held(array, shard))
 
         return jax.tree_util.tree_map_with_path(one, state)
 
@@ -111,19 +107,23 @@ class Naming:
         start = _start_of(path, _paths_of(self.owned.structure))
         return jax.tree_util.keystr((*path[:start], *path[start + 1 :]))
 
-    def _lengths(self, params: Mapping[int, Any]) -> dict[Any, int]:
-        """Give the leading axis of each part here, by the path of its parameter."""
+    def _lengths(self, params: Mapping[int, Any]) -> dict[Any, tuple[int, Parts]]:
+        """Give the leading axis of what is held of each, by its parameter's path."""
         places = _paths_of(self.owned.structure)
         return {
-            path: len(params[place])
+            path: (len(params[place]), self.split[place])
             for path, place in places.items()
-            if place in self.split
+            if place in self.split and place in params
         }
 
     @staticmethod
-    def _is_part(path: Any, leaf: Any, lengths: Mapping[Any, int]) -> bool:
+    def _parts(
+        path: Any, leaf: Any, lengths: Mapping[Any, tuple[int, Parts]]
+    ) -> Parts | None:
+        """Say how a leaf is shared out: as its parameter, if it has its leading axis."""
         end, shape = path[_start_of(path, lengths) :], np.shape(leaf)
-        return bool(shape) and lengths.get(end) == shape[0]
+        length, parts = lengths.get(end, (None, None))
+        return parts if shape and length == shape[0] else None
 
 
 def check_fits(
@@ -149,7 +149,7 @@ def check_fits(
     _compare(checkpoint, "parameters", checkpoint.params, expected)
     held = owned.chosen(dict(enumerate(params)))
     state = jax.eval_shape(owned.start, held)
-    states = Naming(owned, frozenset()).names(state)
+    states = Naming(owned, {}).names(state)
     _compare(checkpoint, "states of the optimiser", checkpoint.state, states)
     return [checkpoint.params.get(name, leaf) for name, leaf in every.items()]
 
@@ -179,7 +179,7 @@ def _paths_of(structure: Structure) -> dict[Any, int]:
     return dict(leaves)
 
 
-def _start_of(path: Any, ends: Mapping[Any, int]) -> int:
+def _start_of(path: Any, ends: Container[Any]) -> int:
     """Give where the longest path that ends this one begins, or its length."""
     found = (start for start in range(len(path)) if path[start:] in ends)
     return next(found, len(path))

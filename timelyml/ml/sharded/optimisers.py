@@ -100,14 +100,26 @@ class Step:
     clipped: Compiled
 
     @classmethod
-    def of(cls, owned: Owned, clip_norm: float | None) -> Step:
-        """Compile the update of some parameters, once per worker."""
+    def of(
+        cls,
+        owned: Owned,
+        clip_norm: float | None,
+        told: tuple[tuple[int, int], ...] = (),
+    ) -> Step:
+        """Compile the update of some parameters, once per worker.
+
+        Args:
+            owned: The parameters.
+            clip_norm: The most that the norm of all gradients may be.
+            told: Place of each that is split, and how much of it counts in the norm:
+                what comes then are copies.
+        """
         limit = clip_norm or 0.0
         return cls(
             owned,
             clip_norm,
             compiled(functools.partial(_updated, owned), donate=(1,)),
-            compiled(functools.partial(_added, owned)),
+            compiled(functools.partial(_added, owned, told)),
             compiled(functools.partial(_clipped, owned, limit), donate=(1,)),
         )
 
@@ -150,11 +162,17 @@ def _updated(
 
 
 def _added(
-    owned: Owned, params: Mapping[int, Any], contributions: Contributions
+    owned: Owned,
+    told: tuple[tuple[int, int], ...],
+    params: Mapping[int, Any],
+    contributions: Contributions,
 ) -> tuple[dict[int, Any], dict[int, Any]]:
     """Give gradients, and the sum of squares of each."""
     gradients = _gradients(owned, params, contributions)
-    return gradients, {place: jnp.sum(g**2) for place, g in gradients.items()}
+    counted = gradients | {
+        place: gradients[place][:own] for place, own in told if place in gradients
+    }
+    return gradients, {place: jnp.sum(g**2) for place, g in counted.items()}
 
 
 def _clipped(

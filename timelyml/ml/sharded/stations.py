@@ -16,7 +16,8 @@ from timelyml.exchange.payload import leaves_of
 from timelyml.ml.firing import Blocks, Firing
 from timelyml.ml.sharded.functions import Needs, Prepared, PreparedJax
 from timelyml.ml.sharded.groups import PreparedGroups
-from timelyml.ml.sharded.moves import Arrays, Transfer
+from timelyml.ml.sharded.moves import Arrays, Transfer, send_rows
+from timelyml.ml.sharded.parts import Parts
 
 Key: TypeAlias = tuple[int, int]
 Like: TypeAlias = tuple[tuple[int, ...], Any]
@@ -139,6 +140,10 @@ class Held:
     parts: tuple[int, ...]
     """Each shard holds a part, whose gradient stays."""
     output: int = NO_OUTPUT
+    copied: tuple[int, ...] = ()
+    """Those parts of which other shards hold copies: gradients go to these too."""
+    copies: Parts | None = None
+    copies_output: int = NO_OUTPUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,6 +348,8 @@ class Site:
             stored[self.name] = {
                 index: found[index] for index in held.parts if index in found
             }
+        if held.copies is not None and found:
+            self._send_copies(firing, held.copies, found)
         if not held.shared:
             firing.send(held.output, [()])
             return
@@ -356,6 +363,18 @@ class Site:
                 for index in held.shared
             ),
         )
+
+    def _send_copies(
+        self, firing: Firing, copies: Parts, found: Mapping[int, Any]
+    ) -> None:
+        """Tell all who hold the same places their gradients here."""
+        mail = copies.mail(firing.shard.index)
+        if not mail:
+            return
+        here, places, others = (np.array(column) for column in zip(*mail, strict=True))
+        columns = tuple(np.asarray(found[each])[here] for each in self.held.copied)
+        output = self.held.copies_output
+        send_rows(firing, output, (places, *columns), others)
 
 
 def _by_time(firing: Firing, site: str) -> dict[Any, Kept]:

@@ -14,8 +14,9 @@ import numpy as np
 from timelyml.ml.checkpoints import Arrays
 from timelyml.ml.compiled import Compiled, compiled
 from timelyml.ml.firing import Firing
-from timelyml.ml.sharded.naming import Named, Naming, cut
+from timelyml.ml.sharded.naming import Named, Naming
 from timelyml.ml.sharded.optimisers import Contributions, Owned, Step, sum_in_order
+from timelyml.ml.sharded.parts import Parts, told
 from timelyml.ml.sharded.saving import NOT_SAVED, PARAMS, STATE, Asked, Told
 from timelyml.ml.sharded.stations import Held
 from timelyml.runtime.shard import Shard
@@ -49,8 +50,8 @@ def assemble(params: Any, records: Iterable[Record]) -> Any:
 class Start:
     """Puts parameters in place; a shard keeps only its part of those that are split."""
 
-    params: tuple[tuple[int, bool, Any], ...]
-    """Place, whether it is split, and the whole array."""
+    params: tuple[tuple[int, Parts | None, Any], ...]
+    """Place, how it is shared out if it is, and the whole array."""
     step: Step | None
     saved: Arrays | None = None
     """The state of the optimiser in a checkpoint, to go on from."""
@@ -60,20 +61,58 @@ class Start:
         state = shard.state_of("state")
         if "params" in state:
             return
-        here = shard.index, shard.num_shards
         params = {
-            place: jnp.array(cut(array, *here) if is_split else array)
-            for place, is_split, array in self.params
+            place: jnp.array(array if parts is None else parts.held(array, shard.index))
+            for place, parts, array in self.params
         }
         state["params"] = params
         if self.step is None:
             return
         fresh = self.step.owned.start(params)
         if self.saved is not None:
-            split = frozenset(place for place, is_split, _ in self.params if is_split)
+            split = {place: parts for place, parts, _ in self.params if parts}
             naming = Naming(self.step.owned, split)
-            fresh = naming.restored(params, fresh, self.saved, here)
+            fresh = naming.restored(params, fresh, self.saved, shard.index)
         state["optimiser"] = fresh
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A station with gradients.
+
+    Attributes:
+        name: Of the station.
+        port: Where it tells that it has them, and those of shared parameters.
+        held: Which.
+        copies_port: Where those of copies on other shards come; None: there are none.
+    """
+
+    name: str
+    port: int
+    held: Held
+    copies_port: int | None = None
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """All of its ports."""
+        return (self.port, *(() if self.copies_port is None else (self.copies_port,)))
+
+    def with_copies(self, firing: Firing, own: dict[int, Any]) -> dict[int, Any]:
+        """Add what others have for what they hold too, in one order on all shards."""
+        if self.copies_port is None or self.held.copies is None:
+            return own
+        blocks, here = firing.inputs[self.copies_port], firing.shard.index
+        heard: dict[int, dict[tuple[int, int], Any]] = {p: {} for p in self.held.copied}
+        for source, payload in zip(blocks.sources, blocks.payloads, strict=True):
+            places, *columns = payload
+            for parameter, column in zip(self.held.copied, columns, strict=True):
+                for place, gradient in zip(places.tolist(), column, strict=True):
+                    heard[parameter][place, source] = gradient
+        added = {
+            parameter: self.held.copies.added(here, own.get(parameter), others)
+            for parameter, others in heard.items()
+        }
+        return own | {p: total for p, total in added.items() if total is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +120,19 @@ class Contributing:
     """Where gradients come from: the ports of an operator's stations."""
 
     trained: tuple[int, ...]
-    sites: tuple[tuple[str, int, Held], ...]
-    """Name, port and parameters of each station."""
+    sites: tuple[Source, ...]
 
     def collect(self, firing: Firing) -> Contributions:
         """Give, by trained parameter, what is to be added up."""
         found: dict[int, list[Any]] = {place: [] for place in self.trained}
         stored = firing.state.pop("gradients", {})
-        for name, port, held in self.sites:
-            if held.shared and firing.inputs[port]:
-                for place, stacked in zip(
-                    held.shared, firing.inputs[port].rows, strict=True
-                ):
+        for site in self.sites:
+            blocks = firing.inputs[site.port]
+            if site.held.shared and blocks:
+                for place, stacked in zip(site.held.shared, blocks.rows, strict=True):
                     found[place].append(stacked)
-            for place, gradient in stored.get(name, {}).items():
+            own = site.with_copies(firing, stored.get(site.name, {}))
+            for place, gradient in own.items():
                 found[place].append(gradient[None])
         return tuple(tuple(found[place]) for place in self.trained)
 
@@ -170,12 +208,14 @@ class Give:
 
     contributing: Contributing
     add: Compiled
-    outputs: tuple[tuple[int, int, bool], ...]
-    """Place of a parameter, output, and whether shards hold parts of it."""
+    outputs: tuple[tuple[int, int, Parts | None], ...]
+    """Place of a parameter, output, and how it is shared out, if it is."""
 
     @classmethod
     def of(
-        cls, contributing: Contributing, outputs: Sequence[tuple[int, int, bool]]
+        cls,
+        contributing: Contributing,
+        outputs: Sequence[tuple[int, int, Parts | None]],
     ) -> Give:
         """Compile the sum."""
         return cls(contributing, compiled(_sums), tuple(outputs))
@@ -194,12 +234,12 @@ class Give:
                 trained, contributions, alone, added, strict=True
             )
         }
-        for place, output, is_part in self.outputs:
+        for place, output, parts in self.outputs:
             gradient = sums[place]
             if gradient is None:
                 gradient = np.zeros(params[place].shape, params[place].dtype)
-            if is_part:
-                firing.send(output, np.asarray(gradient))
+            if parts is not None:
+                firing.send(output, np.asarray(gradient)[: parts.own])
             elif firing.shard.index == 0:
                 firing.send(output, np.asarray(gradient)[None])
 
@@ -219,7 +259,7 @@ class Tell:
 
     port: int
     output: int
-    params: tuple[tuple[int, bool], ...]
+    params: tuple[tuple[int, Parts | None], ...]
     owned: Owned
     names: tuple[str, ...]
     """Of all parameters, by place."""
@@ -237,19 +277,19 @@ class Tell:
     def _tell(self, firing: Firing) -> None:
         params, index = firing.state["params"], firing.shard.index
         records: list[Record] = [
-            (place, index, is_split, np.array(params[place]))
-            for place, is_split in self.params
-            if is_split or index == 0
+            (place, index, parts is not None, told(params[place], parts))
+            for place, parts in self.params
+            if parts or index == 0
         ]
         if records:
             firing.send(self.output, records)
 
     def _save(self, firing: Firing, step: int) -> None:
         params = firing.state["params"]
-        split = frozenset(place for place, is_split in self.params if is_split)
+        split = {place: parts for place, parts in self.params if parts}
         held = [
-            Named(self.names[place], is_split, np.array(params[place]))
-            for place, is_split in self.params
+            Named(self.names[place], parts is not None, told(params[place], parts))
+            for place, parts in self.params
         ]
         states = Naming(self.owned, split).named(params, firing.state["optimiser"])
         records = [

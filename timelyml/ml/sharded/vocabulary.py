@@ -79,6 +79,12 @@ def call(
     leaves, structure = jax.tree.flatten(arguments)
     home = columns_in(f"call of {name!r}", leaves)[0].home
     structs = [_struct(name, leaf, home.num_shards) for leaf in leaves]
+    if any(isinstance(leaf, Parameter) and leaf.copies for leaf in leaves):
+        raise ConfigError(
+            f"call of {name!r} cannot tell copies apart; got a parameter of which "
+            "shards hold copies; expected none; use by_group",
+            operator=name,
+        )
     body = Body.of(function, Structure(structure))
     result = jax.eval_shape(
         lambda leaves: function(*jax.tree.unflatten(structure, leaves)), structs
@@ -115,8 +121,8 @@ def by_group(
         parameters: Tree of split parameters; the leading axis is that of groups, and
             each shard has an equal part of it.
         rows: Trees of columns that share their leading axis.
-        index: `(rows,)` the group of each row, counted from the shard's first. May be
-            left out where every shard has one group.
+        index: `(rows,)` the group of each row, counted from the shard's first; copies
+            come after its own. May be left out where every shard has one group.
         name: Of the operator.
         smallest: Rows of the smallest bucket.
         keeps: Keep what the way back needs, instead of computing forward again.
@@ -127,11 +133,13 @@ def by_group(
     columns, structure = jax.tree.flatten(rows)
     parts = [_struct(name, leaf, home.num_shards) for leaf in held]
     groups = {part.shape[0] for part in parts}
-    if len(groups) != 1 or (index is None and groups != {1}):
+    copies = {leaf.copies for leaf in held}
+    is_alone = groups == {1} and copies == {()}
+    if len(groups) != 1 or len(copies) != 1 or (index is None and not is_alone):
         raise ConfigError(
             f"call of {name!r} does not know the groups of its rows; got {groups} "
-            f"groups on a shard and index {index!r}; expected one number of groups, "
-            "and an index if it is above 1; pass index",
+            f"groups on a shard and index {index!r}; expected one number of groups "
+            "and the same copies, and an index if a shard has several; pass index",
             operator=name,
         )
     shapes = Structure(held_structure), Structure(structure)
