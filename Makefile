@@ -51,6 +51,7 @@ check: $(READY) ## formatting, lint, types, examples at a small size, tests
 	$(PY) -m examples.moe_routing --small --verify
 	$(PY) -m examples.pipeline --small --verify
 	$(PY) -m examples.shared_layers --small --verify
+	$(PY) -m examples.two_islands --small --verify
 	$(PY) -m examples.graph_algorithms --vertices 300 --edges 900
 	$(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 

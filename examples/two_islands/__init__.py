@@ -1,0 +1,1 @@
+"""Data-parallel training over two islands, whose gradients cross while others are made."""
