@@ -74,11 +74,16 @@ class OnSlices:
 
     cond = staticmethod(ml.cond)
     switch = staticmethod(ml.switch)
-    while_loop = staticmethod(ml.while_loop)
 
     def __init__(self, slices):
+        self.checkpoint = False
         self._slices = slices
         self._compiled = {}
+
+    def while_loop(self, goes_on, body, carried, max_steps):
+        return ml.while_loop(
+            goes_on, body, carried, max_steps=max_steps, checkpoint=self.checkpoint
+        )
 
     def call(self, function, where, *args):
         key = function, where

@@ -24,6 +24,7 @@ from timelyml.ml.functions import jit, type_of
 from timelyml.ml.programs import Lowerings, program
 
 ROWS, WIDTH = 8, 4
+EXACT = 1e-5  # in float32; beyond, it is asked how exact JAX is itself
 
 
 def layer(w, x):
@@ -189,6 +190,17 @@ def slope(plain, given, gradients, step=1e-6):
     return abs(measured - expected) / max(1.0, abs(expected))
 
 
+def doubt(plain, given, expected):
+    """How far JAX alone is off in float32, where small gradients are large sums."""
+    with jax.enable_x64(True):
+        exact = jax.tree.map(
+            lambda leaf: np.float64(leaf) if leaf.dtype == np.float32 else leaf, given
+        )
+        found = jax.value_and_grad(plain, (0, 1), has_aux=True)(*exact)
+    pairs = zip(expected, jax.tree.leaves(found), strict=True)
+    return max(difference(np.float64(a), np.float64(b)) for a, b in pairs)
+
+
 def run(seed, world, name, differences):
     recorded, plain, is_true = random_block(seed, world)
     given = inputs(seed, name)
@@ -196,13 +208,15 @@ def run(seed, world, name, differences):
     both_ways = jax.value_and_grad(plain, (0, 1), has_aux=True)
     expected = jax.tree.leaves(both_ways(*given))
     differences[name][seed] = max(map(difference, found, expected))
+    if name == "float32" and differences[name][seed] > EXACT:
+        differences["doubt"][seed] = doubt(plain, given, expected)
     if name == "float64" and is_true:
         differences["slope"][seed] = slope(plain, given, found[-3:])
 
 
 def main():
     world = World()
-    found = {"float32": {}, "float64": {}, "slope": {}, "wrong": {}}
+    found = {"float32": {}, "float64": {}, "slope": {}, "doubt": {}, "wrong": {}}
     for name, seeds in zip(("float32", "float64"), sys.argv[1:], strict=True):
         with jax.enable_x64(name == "float64"):
             for seed in map(int, seeds.split(",")):

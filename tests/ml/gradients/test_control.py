@@ -11,7 +11,7 @@ from tests.ml.functions.fakes import Client, Slice, Value
 from timelyml import ml
 from timelyml.errors import TraceError
 from timelyml.ml.functions import jit, type_of
-from timelyml.ml.programs import Branch, Loop, program
+from timelyml.ml.programs import Branch, Call, Loop, program
 
 PAIR = AbstractMesh((2,), ("data",))
 X = np.ones((2, 2), np.float32)
@@ -36,7 +36,7 @@ def parts(slices):
     }
 
 
-def looped(parts, *, max_steps=5, body=None):
+def looped(parts, *, max_steps=5, body=None, checkpoint=False):
     """A program with a loop that carries an integer and an array."""
 
     @program
@@ -50,6 +50,7 @@ def looped(parts, *, max_steps=5, body=None):
             step,
             (0, x),
             max_steps=max_steps,
+            checkpoint=checkpoint,
         )
         return parts["loss"](x)
 
@@ -82,6 +83,35 @@ def test_computing_again_keeps_what_functions_read(parts):
     there, _ = controls(recorded)
     kept = there.body.results[len(there.values) :]
     assert len(kept) == 2  # i and x before the run
+
+
+def test_a_checkpointed_loop_keeps_what_is_carried_and_computes_the_rest_again(parts):
+    def body(x):
+        return ml.cond(parts["big"](x), parts["square"], parts["half"], x)
+
+    model = looped(parts, body=body, checkpoint=True)
+    there, back = controls(ml.grad(model).program(X, X, 3))
+    kept = there.body.results[len(there.values) :]
+    nodes = there.body.nodes
+    # The two that are carried, and which branch was taken.
+    assert [type(nodes[ref.node]).__name__ for ref in kept] == ["Arg", "Arg", "Branch"]
+    forward = next(node for node in nodes if isinstance(node, Call))
+    again = next(node for node in back.body.nodes if isinstance(node, Call))
+    assert again.computation is forward.computation  # or a tie could fall otherwise
+    (inner,) = [node for node in nodes if isinstance(node, Branch)]
+    assert [len(region.results) for region in inner.regions] == [1, 1]
+
+
+def test_a_checkpointed_body_that_takes_memory_does_so_both_ways(slices, parts):
+    a, _ = slices
+    consume = jit(lambda x: jnp.exp(x) * x, slice=a, donate_argnums=0)
+    model = looped(parts, body=consume, checkpoint=True)
+    there, back = controls(ml.grad(model).program(X, X, 3))
+    donors = [
+        [node for node in each.body.nodes if isinstance(node, Call) and node.donated]
+        for each in (there, back)
+    ]
+    assert [len(each) for each in donors] == [1, 1]
 
 
 def test_a_branch_keeps_what_the_region_needs_that_ran(parts):

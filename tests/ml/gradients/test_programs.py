@@ -29,6 +29,7 @@ from timelyml.runtime.environment import worker_environment
 ROOT = Path(__file__).parents[3]
 PAIR = AbstractMesh((2,), ("data",))
 FLOAT32, FLOAT64 = 1e-5, 1e-10
+DOUBTS = 4  # of what JAX alone is off in float32 where that is more
 SLOPE = 1e-6  # of a central difference with steps of 1e-6
 X = np.ones((4, 4), np.float32)
 
@@ -50,7 +51,8 @@ def check(found, float32, float64):
     assert found["wrong"] == {}
     assert len(found["float32"]) == len(float32.split(","))
     assert len(found["float64"]) == len(float64.split(","))
-    assert max(found["float32"].values()) <= FLOAT32
+    for seed, difference in found["float32"].items():
+        assert difference <= max(FLOAT32, DOUBTS * found["doubt"].get(seed, 0)), seed
     assert max(found["float64"].values()) <= FLOAT64
     assert max(found["slope"].values()) <= SLOPE
 

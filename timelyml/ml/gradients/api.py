@@ -17,8 +17,8 @@ from timelyml.ml import sharded
 from timelyml.ml.functions import JitFunction, recording, type_of
 from timelyml.ml.gradients.making import Maker
 from timelyml.ml.gradients.planning import is_real
-from timelyml.ml.gradients.regions import Transposer
 from timelyml.ml.gradients.tape import Tape
+from timelyml.ml.gradients.transposing import Transposer
 from timelyml.ml.programs import ProgramFunction, program
 
 

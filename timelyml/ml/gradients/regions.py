@@ -13,26 +13,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from timelyml.ml.functions import recording
-from timelyml.ml.functions.types import dtype_named
 from timelyml.ml.gradients.emitting import current
-from timelyml.ml.gradients.making import Maker
-from timelyml.ml.gradients.planning import ControlStep, Plan, args_of, plan
+from timelyml.ml.gradients.passages import Back, Passage, strong
+from timelyml.ml.gradients.planning import ControlStep, Plan, args_of
 from timelyml.ml.gradients.tape import Tape
-from timelyml.ml.gradients.transposing import Back, Passage, strong
 from timelyml.ml.programs import (
     Branch,
+    Call,
     Loop,
-    Program,
     Ref,
     Region,
     Value,
 )
 
 
-class _Nesting(Passage):
+class Nesting(Passage):
     """A passage with branches and loops in it."""
 
     def control(self, index: int, step: ControlStep) -> tuple[list[Any], Back]:
@@ -44,63 +40,7 @@ class _Nesting(Passage):
         return back.results, back
 
 
-class Transposer(_Nesting):
-    """Records the gradient of a tape into the program that is being traced.
-
-    Args:
-        tape: The block.
-        program: What the tape recorded.
-        loss: The scalar that is differentiated.
-        wrt: What gradients are wanted of.
-        arguments: What the block was given, in the program that is being traced.
-        keeps: Keep residuals; else functions are computed again.
-        maker: Makes the functions.
-    """
-
-    def __init__(
-        self,
-        tape: Tape,
-        program: Program,
-        loss: Ref,
-        wrt: Sequence[Ref],
-        arguments: Sequence[Any],
-        *,
-        keeps: bool,
-        maker: Maker,
-    ) -> None:
-        values = {Ref(i): leaf for i, leaf in enumerate(arguments)}
-        steps = plan(tape, program, loss, wrt, keeps=keeps)
-        super().__init__(tape, program.nodes, steps, maker, {**tape.outside, **values})
-        self._loss = loss
-        self._wrt = tuple(wrt)
-        self._types = program.value
-
-    def run(self) -> list[Any]:
-        """Record both ways; return the gradients, in the order of `wrt`."""
-        self.go()
-        self.back()
-        return [
-            self.sums.total(self.seeded(ref), self._types(ref)) for ref in self._wrt
-        ]
-
-    def seeded(self, ref: Ref) -> list[Any]:
-        """Return the parts of a cotangent, and 1 for the loss."""
-        parts = super().seeded(ref)
-        if ref != self._loss:
-            return parts
-        return [np.ones((), dtype_named(self._types(ref).type.dtype)), *parts]
-
-    def recalled(self, value: Any) -> Any:
-        """Return the value: both ways are in one program."""
-        return value
-
-    def result(self, leaf: Any) -> Any:
-        """Return what a value of the block is in the program that is being traced."""
-        ref = self._tape.ref_of(leaf)
-        return leaf if ref is None else self.value(ref)
-
-
-class _Inside(_Nesting):
+class _Inside(Nesting):
     """Both ways through a region.
 
     Args:
@@ -109,6 +49,7 @@ class _Inside(_Nesting):
         region: As it was recorded.
         steps: Through which gradients go.
         outside: What of its operands lies outside on the way back too, by position.
+        is_checkpointed: Whether calls are computed again rather than their results kept.
     """
 
     def __init__(
@@ -118,6 +59,8 @@ class _Inside(_Nesting):
         region: Region,
         steps: Plan,
         outside: Mapping[int, Ref],
+        *,
+        is_checkpointed: bool,
     ) -> None:
         self.args = args_of(region)
         self.there = current().inside(tape.name)
@@ -131,6 +74,9 @@ class _Inside(_Nesting):
             for position, ref in self.args.items()
         }
         super().__init__(tape, region.nodes, steps, outer.maker, values)
+        self._lying = {values[ref].ref: around for ref, around in self._outside.items()}
+        self._is_checkpointed = is_checkpointed
+        self._computed: dict[Ref, Any] = {}
         self._kept: dict[Ref, Any] = {}
         with recording(self.there):
             self.go()
@@ -149,7 +95,14 @@ class _Inside(_Nesting):
             stands = self.again.stand_in(value, f"cotangent {i}")
             self.parts.setdefault(self._region.results[i], []).append(stands)
         with recording(self.again):
+            if self.is_checkpointed:
+                self._compute_again()
             self.back()
+
+    @property
+    def is_checkpointed(self) -> bool:
+        """Whether what the way back reads is computed again rather than kept."""
+        return self._is_checkpointed
 
     def region_there(self) -> Region:
         """Return the region of the way there, which keeps what is read on the way back."""
@@ -163,11 +116,49 @@ class _Inside(_Nesting):
 
     def recalled(self, value: Any) -> Any:
         """Return what a value of the way there is on the way back: it is kept."""
-        ref = value.ref
+        return self._recalled(value.ref)
+
+    def _recalled(self, ref: Ref) -> Any:
+        if ref in self._lying:
+            return self._outer.recall(self._lying[ref])
+        if ref in self._computed:
+            return self._computed[ref]
         if ref not in self._kept:
             number = len(self._kept)
             self._kept[ref] = self.again.recalled(number, self.there.value(ref))
         return self._kept[ref]
+
+    def _compute_again(self) -> None:
+        """Record the calls of the way there once more, whose results the way back reads.
+
+        In their order, as some destroy what others read before them.
+        """
+        nodes = self.there.nodes
+        needed: dict[int, Call] = {}
+        left = [value.ref for value in self.reads()]
+        while left:
+            index = left.pop().node
+            node = nodes[index]
+            if (
+                isinstance(node, Call)
+                and index not in needed
+                and self._may_repeat(node)
+            ):
+                needed[index] = node
+                left += node.operands
+        for index, node in sorted(needed.items()):
+            name = node.computation.name
+            operands = [
+                self.again.operand(self._recalled(ref), name) for ref in node.operands
+            ]
+            found = self.again.repeat(node, operands)
+            self._computed.update((Ref(index, i), x) for i, x in enumerate(found))
+
+    def _may_repeat(self, node: Call) -> bool:
+        """Whether a call does no more than compute, and destroys nothing of others."""
+        return not node.has_effects and not any(
+            ref in self._lying for ref in node.donated
+        )
 
     def is_outside(self, ref: Ref) -> bool:
         """Whether an output stays there whatever is done to it here."""
@@ -279,7 +270,10 @@ class _BackBranch(_BackControl):
     def _insides(self, tapes: Sequence[Tape]) -> list[_Inside]:
         outside = dict(enumerate(self._node.passed))
         rows = zip(tapes, self._node.regions, self._step.plans, strict=True)
-        return [_Inside(self._outer, *row, outside) for row in rows]
+        again = self._outer.is_checkpointed
+        return [
+            _Inside(self._outer, *row, outside, is_checkpointed=again) for row in rows
+        ]
 
     def _amended(self, node: Any) -> Branch | Loop:
         regions = tuple(each.region_there() for each in self._inner)
@@ -330,7 +324,15 @@ class _BackLoop(_BackControl):
         for carried in range(len(node.values)):
             del outside[carried]
         (steps,) = self._step.plans
-        return [_Inside(self._outer, tapes[-1], node.body, steps, outside)]
+        inside = _Inside(
+            self._outer,
+            tapes[-1],
+            node.body,
+            steps,
+            outside,
+            is_checkpointed=node.is_checkpointed or self._outer.is_checkpointed,
+        )
+        return [inside]
 
     def _amended(self, node: Any) -> Branch | Loop:
         body = self._inner[0].region_there()

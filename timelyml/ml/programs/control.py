@@ -27,6 +27,7 @@ def while_loop(
     init_val: Any,
     *,
     max_steps: int | None = None,
+    checkpoint: bool = False,
 ) -> Any:
     """Call `body_fun` on what it returned before, as long as `cond_fun` of that is true.
 
@@ -40,7 +41,11 @@ def while_loop(
         body_fun: Returns a tree like `init_val`, of the same shapes and types. It may
             donate what it is given: memory that nobody else uses is taken in place.
         init_val: Handles, arrays and trees of them.
-        max_steps: A loop that is not over by then fails; None: there is no bound.
+        max_steps: A loop that is not over by then fails; None: there is no bound, and no
+            gradient.
+        checkpoint: For a gradient keep of each run only what is carried into it, and
+            what branches and loops within decided and returned; all else is computed
+            again on the way back, by the same executables. Those within do likewise.
 
     Returns:
         What was carried last.
@@ -50,7 +55,8 @@ def while_loop(
         ConfigError: `max_steps` is no count.
 
     Source:
-        `jax.lax.while_loop`; `max_steps` as of equinox, but reaching it is an error.
+        `jax.lax.while_loop`; `max_steps` as of equinox, but reaching it is an error;
+        `checkpoint` as `jax.checkpoint` of the body.
     """
     if max_steps is not None and (not isinstance(max_steps, int) or max_steps < 0):
         raise ConfigError(
@@ -61,7 +67,7 @@ def while_loop(
 
     def loop(init_val: Any) -> Any:
         tracing = _Tracing("while_loop")
-        return tracing.loop(cond_fun, body_fun, init_val, max_steps)
+        return tracing.loop(cond_fun, body_fun, init_val, max_steps, checkpoint)
 
     return _inside("while_loop", loop, init_val)
 
@@ -174,6 +180,7 @@ class _Tracing:
         body_fun: Callable[[Any], Any],
         init_val: Any,
         max_steps: int | None,
+        checkpoint: bool,
     ) -> Any:
         """Record a loop; return what stands for its results."""
         leaves, tree = jax.tree.flatten(init_val)
@@ -196,6 +203,7 @@ class _Tracing:
             carried,
             max_steps,
             self._line,
+            is_checkpointed=checkpoint,
         )
         found = self._around.control(node, [condition.recorder, body.recorder])
         return jax.tree.unflatten(tree, found)

@@ -295,6 +295,7 @@ class Loop:
         is_recorded: Whether its last output is a trail, for a replayed one to take.
         is_replayed: Whether the first operand is a trail, and the body runs once for
             each run that it tells of, the last first. It has no condition.
+        is_checkpointed: Whether a gradient computes runs again, from what is carried.
     """
 
     operands: tuple[Ref, ...]
@@ -305,6 +306,7 @@ class Loop:
     line: str
     is_recorded: bool = False
     is_replayed: bool = False
+    is_checkpointed: bool = False
 
     @property
     def outputs(self) -> tuple[Value, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -139,6 +140,13 @@ class Recorder:
     def nodes(self) -> tuple[Node, ...]:
         """What was recorded so far."""
         return tuple(self._nodes)
+
+    def repeat(self, node: Call, operands: Sequence[Ref]) -> list[Placeholder]:
+        """Record a computation once more, of other operands; return all its outputs."""
+        again = replace(node, operands=tuple(operands))
+        self._donate(again)
+        index = self._add(again)
+        return [self._placeholder(Ref(index, i)) for i in range(len(again.outputs))]
 
     def recalled(self, number: int, value: Value) -> Placeholder:
         """Add what a run on the way there kept; return what stands for it."""
