@@ -219,7 +219,9 @@ def bytes_moved(metrics: dict[str, Any]) -> tuple[dict[str, int], dict[str, int]
 
 def compiled_sizes(metrics: dict[str, Any]) -> int:
     """Give for how many numbers of rows an expert function was compiled at most."""
-    operators = metrics.get("operators", {}).values()
-    return int(
-        max((each.get("compiled_sizes_peak", 0) for each in operators), default=0)
-    )
+    sizes = [
+        figures.get("compiled_sizes_peak", 0)
+        for name, figures in metrics.get("operators", {}).items()
+        if "experts" in name
+    ]
+    return int(max(sizes, default=0))

@@ -130,7 +130,7 @@ def test_the_first_gradients_agree_with_transformers():
         np.testing.assert_allclose(gradient, expected[name], atol=GRADIENT_TOLERANCE)
 
 
-@pytest.mark.parametrize("num_workers", [1, 4])
+@pytest.mark.parametrize("num_workers", [1, 2, 4])
 def test_the_balance_of_two_layers_is_pooled_or_not_as_transformers_has_it(num_workers):
     golden = load("aux_two_layers")
     moe = MoE(num_experts=8, top_k=2, d_ff=2, num_shards=4)

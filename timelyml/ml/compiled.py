@@ -47,8 +47,9 @@ class Compiled:
         return self._jitted(*arguments)
 
     def on_rows(self, sizes: tuple[int, ...], *arguments: Any) -> Any:
-        """Run the function on padded rows, and note how many there are."""
-        self.sizes.add(sizes)
+        """Run the function on padded rows, if any are, and note how many there are."""
+        if sizes:
+            self.sizes.add(sizes)
         return self(*arguments)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -176,23 +176,17 @@ class MoE:
         weights = {
             key: params[key] for key in ("router", "router_bias") if key in params
         }
-        more = {
-            key: value
-            for key, value in (
-                ("bias", params.get("bias")),
-                ("valid", valid),
-                ("step", step),
-                ("positions", positions),
-            )
-            if value is not None
-        }
+        rows = _given(valid=valid, positions=positions)
+        whole = _given(bias=params.get("bias"), step=step)
         decision, (gates, sums) = sharded.call(
             functools.partial(_route, self, capacity),
             weights,
-            x,
-            more,
+            {"x": x, **rows},
+            whole,
             name="route",
             decides=True,
+            pad=(1,) if self._pads else False,
+            masks=self._pads,
         )
         routing = Routing(decision["choice"], gates, sums)
         if self.bias_rate is not None:
@@ -203,7 +197,15 @@ class MoE:
         placed = self._experts(params["experts"], x, decision, gates)
         gate = decision["choice"].kept if self.routes.rule.weighs_input else gates
         shared = (params["shared"],) if "shared" in params else ()
-        return sharded.call(_mix, placed, gate, x, *shared, name="combine"), routing
+        out = sharded.call(
+            _mix, placed, gate, x, *shared, name="combine", pad=self._pads
+        )
+        return out, routing
+
+    @property
+    def _pads(self) -> bool:
+        """Whether rows are padded: not where their number or order means something."""
+        return self.routes.num_groups == 1 and not self.routes.rule.weighs_input
 
     def _experts(self, experts: Any, x: Any, decision: Any, gates: Any) -> Any:
         """Send rows to experts and back; give `(tokens, top_k, d_model)`."""
@@ -297,25 +299,36 @@ def _gated(key: Any, leading: tuple[int, ...], width: int, d_ff: int) -> Any:
     }
 
 
+def _given(**columns: Any) -> dict[str, Any]:
+    return {name: each for name, each in columns.items() if each is not None}
+
+
 def _route(
     layer: MoE,
-    capacity: int | None,
+    capacity: Any,
     weights: Mapping[str, Any],
-    x: jax.Array,
-    more: Mapping[str, Any],
+    rows: Mapping[str, jax.Array],
+    whole: Mapping[str, jax.Array],
     *,
     decision: Any = None,
+    is_row: jax.Array | None = None,
 ) -> tuple[Any, Any]:
     """Route one shard's tokens; `decision` is replayed."""
-    noise = None
-    if "step" in more:
-        key = jax.random.fold_in(jax.random.key(layer.seed), more["step"][0])
-        noise = Noise(key, more["positions"], layer.jitter, layer.gaussian)
+    noise, valid = None, rows.get("valid")
+    if "step" in whole:
+        key = jax.random.fold_in(jax.random.key(layer.seed), whole["step"][0])
+        noise = Noise(key, rows["positions"], layer.jitter, layer.gaussian)
+    if is_row is not None and valid is None:
+        if capacity is None:
+            capacity = layer.routes.capacity_among(is_row, layer.num_experts)
+        valid = is_row
+    elif is_row is not None and valid is not None:
+        valid = valid & is_row
     routed = layer.routes(
         weights,
-        x,
-        bias=more.get("bias"),
-        valid=more.get("valid"),
+        rows["x"],
+        bias=whole.get("bias"),
+        valid=valid,
         capacity=capacity,
         noise=noise,
         replay=None if decision is None else decision["choice"],

@@ -172,6 +172,26 @@ class Router:
         scores = self.rule.chosen_scores(logits, choice)
         return drop_beyond(choice, capacity, self.dropping.order, scores)
 
+    def capacity_among(self, is_row: jax.Array, num_experts: int) -> jax.Array | None:
+        """Give the capacity of a group of rows that was padded; None: no one is limited.
+
+        Args:
+            is_row: `(rows,) bool`; False for padding.
+            num_experts: Number of experts.
+        """
+        if self.dropping is None:
+            return None
+        by_count = [
+            self.dropping.capacity.of(
+                count, num_experts=num_experts, top_k=getattr(self.rule, "top_k", 1)
+            )
+            for count in range(len(is_row) + 1)
+        ]
+        if None in by_count:
+            return jnp.int32(len(is_row))  # which nobody reaches
+        capacity: jax.Array = jnp.array(by_count, jnp.int32)[jnp.sum(is_row)]
+        return capacity
+
     def _check_groups(self, num_tokens: int) -> None:
         if num_tokens % self.num_groups:
             raise ConfigError(

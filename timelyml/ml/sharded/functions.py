@@ -78,6 +78,8 @@ class Body:
     """Of the arguments."""
     decision: Structure | None = None
     """Of the first result, if the function decides something by it."""
+    has_mask: bool = False
+    """Whether the last leaf is a mask of real rows, which it takes as `is_row=`."""
 
     @classmethod
     def of(
@@ -98,13 +100,34 @@ class Body:
         """How many outputs, the first ones, are taken as they were when replayed."""
         return 0 if self.decision is None else self.decision.num_leaves
 
-    def outputs(self, leaves: Leaves, decision: Leaves = ()) -> list[Any]:
+    def called(self, leaves: Leaves, decision: Leaves = ()) -> Any:
         """Call the function; replay the leaves of a decision, if there are any."""
+        more: dict[str, Any] = {}
+        if self.has_mask:
+            *leaves, more["is_row"] = leaves
         arguments = self.structure.unflatten(leaves)
-        more = {}
         if decision and self.decision is not None:
             more["decision"] = self.decision.unflatten(decision)
-        return list(jax.tree.leaves(self.function(*self.bound, *arguments, **more)))
+        return self.function(*self.bound, *arguments, **more)
+
+    def shapes(self, like: Leaves, is_rows: Sequence[bool], *, more: int = 0) -> Any:
+        """Give shapes of what the function gives, with so many rows more."""
+        leaves = [
+            _struct((each.shape[0] + more, *each.shape[1:]), each.dtype) if ok else each
+            for each, ok in zip(like, is_rows, strict=True)
+        ]
+        if self.has_mask:
+            rows = next(e.shape[0] for e, ok in zip(leaves, is_rows, strict=True) if ok)
+            leaves.append(_struct((rows,), np.bool_))
+        return jax.eval_shape(self.called, leaves)
+
+    def outputs(self, leaves: Leaves, decision: Leaves = ()) -> list[Any]:
+        """Give the leaves of what the function gives."""
+        return list(jax.tree.leaves(self.called(leaves, decision)))
+
+
+def _struct(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]  # JAX has none
 
 
 @jax.tree_util.register_pytree_node_class
@@ -150,19 +173,24 @@ class JaxFunction:
     Attributes:
         body: The function.
         keeps: Keep residuals; else the forward pass is computed again.
-        smallest: Pad rows to buckets from this size on; 0: never. All columns then
-            share their leading axis, and so do all outputs.
-        is_column: By leaf; others are parameters, which are not padded.
+        smallest: Pad rows to buckets from this size on; 0: never.
+        is_rows: By leaf: columns that are padded; they share their leading axis.
+        gives_rows: By output: those that have that axis too.
+        has_mask: One more leaf, the last, says which rows are not padding.
     """
 
     body: Body
     keeps: bool = False
     smallest: int = 0
-    is_column: tuple[bool, ...] = ()
+    is_rows: tuple[bool, ...] = ()
+    gives_rows: tuple[bool, ...] = ()
+    has_mask: bool = False
 
     def prepared(self, needs: Needs) -> Prepared:
         """See `Function`."""
         body, wanted, live, losses = self.body, *needs
+        if self.has_mask:
+            wanted = (*wanted, False)
         start = (
             functools.partial(compute_keeping, body, wanted, live)
             if self.keeps and any(live)
@@ -194,28 +222,37 @@ class PreparedJax:
         """Whether `turn` works: padding would be part of the loss."""
         return not self.function.smallest
 
+    @property
+    def num_sizes(self) -> int:
+        """For how many numbers of rows a worker has compiled the function."""
+        return len(self.start.sizes | self.pull.sizes | self.finish.sizes)
+
     def forward(self, leaves: Leaves) -> tuple[list[Any], Any]:
         """Give outputs, cut to the rows there are."""
         count, leaves = self._padded(leaves)
-        result = self.start(tuple(leaves))
+        result = self.start.on_rows(self._sizes(count), tuple(leaves))
         if self.function.keeps and any(self.needs.live):
             outputs, kept = result
         else:
             outputs = result
             kept = outputs[: self.function.body.num_decisions]
-        return [self._cut(each, count) for each in outputs], kept
+        return self._cut(outputs, count), kept
 
     def backward(self, leaves: Leaves, kept: Any, cotangents: Leaves) -> list[Any]:
         """Give gradients; cotangents of padding are zeros."""
         count, leaves = self._padded(leaves)
-        if count is not None:
-            size = bucket_size(count, smallest=self.function.smallest)
-            cotangents = [None if c is None else pad_rows(c, size) for c in cotangents]
+        sizes = self._sizes(count)
+        if sizes:
+            rows = self.function.gives_rows
+            cotangents = [
+                pad_rows(c, *sizes) if c is not None and ok else c
+                for c, ok in zip(cotangents, rows, strict=True)
+            ]
         live = tuple(c for c, ok in zip(cotangents, self.needs.live, strict=True) if ok)
         if isinstance(kept, Residual):
-            found = self.finish(kept, tuple(leaves), live)
+            found = self.finish.on_rows(sizes, kept, tuple(leaves), live)
         else:
-            found = self.pull(tuple(leaves), (tuple(kept), live))
+            found = self.pull.on_rows(sizes, tuple(leaves), (tuple(kept), live))
         return self._spread(found, count)
 
     def turn(self, leaves: Leaves) -> tuple[list[Any], list[Any]]:
@@ -223,28 +260,39 @@ class PreparedJax:
         outputs, found = self.both(tuple(leaves))
         return [np.asarray(each) for each in outputs], self._spread(found, None)
 
-    def _padded(self, leaves: Leaves) -> tuple[int | None, Leaves]:
-        smallest, is_column = self.function.smallest, self.function.is_column
-        if not smallest:
-            return None, leaves
-        pairs = list(zip(leaves, is_column, strict=True))
-        count = next(len(leaf) for leaf, yes in pairs if yes)
-        size = bucket_size(count, smallest=smallest)
-        return count, [pad_rows(leaf, size) if yes else leaf for leaf, yes in pairs]
+    def _sizes(self, count: int | None) -> tuple[int, ...]:
+        """Give the bucket of so many rows; nothing where nothing is padded."""
+        if count is None:
+            return ()
+        return (bucket_size(count, smallest=self.function.smallest),)
 
-    @staticmethod
-    def _cut(array: Any, count: int | None) -> Any:
-        return np.asarray(array) if count is None else cut_rows(array, count)
+    def _padded(self, leaves: Leaves) -> tuple[int | None, Leaves]:
+        if not self.function.smallest:
+            return None, leaves
+        pairs = list(zip(leaves, self.function.is_rows, strict=True))
+        count = next(len(leaf) for leaf, yes in pairs if yes)
+        (size,) = self._sizes(count)
+        padded = [pad_rows(leaf, size) if yes else leaf for leaf, yes in pairs]
+        if self.function.has_mask:
+            padded.append(np.arange(size) < count)
+        return count, padded
+
+    def _cut(self, outputs: Sequence[Any], count: int | None) -> list[Any]:
+        if count is None:
+            return [np.asarray(each) for each in outputs]
+        return [
+            cut_rows(each, count) if ok else np.asarray(each)
+            for each, ok in zip(outputs, self.function.gives_rows, strict=True)
+        ]
 
     def _spread(self, found: Sequence[Any], count: int | None) -> list[Any]:
         """Give found gradients their places among all leaves."""
         ready = iter(found)
-        is_column = self.function.is_column
         spread: list[Any] = []
         for place, wanted in enumerate(self.needs.wanted):
             gradient = next(ready) if wanted else None
-            if wanted and is_column[place]:
-                gradient = self._cut(gradient, count)
+            if wanted and count is not None and self.function.is_rows[place]:
+                gradient = cut_rows(gradient, count)
             spread.append(gradient)
         return spread
 

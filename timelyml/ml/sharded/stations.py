@@ -250,8 +250,9 @@ class Site:
         self._finish(firing, kept, gradients, passed)
 
     def _report(self, firing: Firing) -> None:
-        if isinstance(self.prepared, PreparedGroups):
-            firing.shard.report_peak("compiled_sizes", self.prepared.num_sizes)
+        prepared = self.prepared
+        if isinstance(prepared, PreparedGroups | PreparedJax) and prepared.num_sizes:
+            firing.shard.report_peak("compiled_sizes", prepared.num_sizes)
 
     def _leaves(self, firing: Firing, values: Mapping[Key, Any]) -> list[Any]:
         params = firing.state.get("params", {})

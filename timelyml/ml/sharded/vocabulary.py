@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -53,7 +54,8 @@ def call(
     *arguments: Any,
     name: str | None = None,
     keeps: bool = False,
-    pad: bool = False,
+    pad: bool | tuple[int, ...] = False,
+    masks: bool = False,
     smallest: int = SMALLEST,
     decides: bool = False,
 ) -> Any:
@@ -65,8 +67,10 @@ def call(
         arguments: Trees of columns and parameters, with at least one column.
         name: Of the operator, for traces and errors.
         keeps: Keep what the way back needs, instead of computing forward again.
-        pad: Pad the rows of all columns with zeros to a bucket. The function must be
-            row-wise then.
+        pad: Pad the rows of all columns with zeros to a bucket, or those of some
+            arguments, by their numbers; outputs with as many rows are cut. The function
+            must be row-wise, or indifferent to rows of zeros.
+        masks: With `pad`: it takes `is_row=`, `(rows,) bool`, False for padding.
         smallest: Bucket, with `pad`.
         decides: The function gives a pair, and takes the first of it as
             `decision=` again when it is computed once more on the way back: what was
@@ -85,19 +89,25 @@ def call(
             "shards hold copies; expected none; use by_group",
             operator=name,
         )
+    is_rows = _rows_of(arguments, pad)
     body = Body.of(function, Structure(structure))
-    result = jax.eval_shape(
-        lambda leaves: function(*jax.tree.unflatten(structure, leaves)), structs
-    )
+    body = replace(body, has_mask=masks)
+    result = body.shapes(structs, is_rows)
     if decides:
-        body = Body.of(function, Structure(structure), Structure.of(result[0]))
+        body = replace(body, decision=Structure.of(result[0]))
+    outputs, out_structure = jax.tree.flatten(result)
+    # With a row more, outputs of rows have one more, and others do not.
+    longer = jax.tree.leaves(body.shapes(structs, is_rows, more=1)) if pad else outputs
     prepared = JaxFunction(
         body,
         keeps=keeps,
         smallest=smallest if pad else 0,
-        is_column=tuple(isinstance(leaf, Column) for leaf in leaves),
+        is_rows=is_rows,
+        gives_rows=tuple(
+            a.shape != b.shape for a, b in zip(outputs, longer, strict=True)
+        ),
+        has_mask=masks,
     )
-    outputs, out_structure = jax.tree.flatten(result)
     columns = add_call(home, name, prepared, leaves, map(Aval.of, outputs))
     return jax.tree.unflatten(out_structure, columns)
 
@@ -309,6 +319,18 @@ def assign(parameter: Parameter, value: Column) -> None:
             option="assign",
         )
     home.assigned[parameter.index] = value.place
+
+
+def _rows_of(
+    arguments: tuple[Any, ...], pad: bool | tuple[int, ...]
+) -> tuple[bool, ...]:
+    """Say of each leaf whether its rows are padded."""
+    numbers = range(len(arguments)) if pad is True else pad or ()
+    return tuple(
+        isinstance(leaf, Column) and number in numbers
+        for number, tree in enumerate(arguments)
+        for leaf in jax.tree.leaves(tree)
+    )
 
 
 def _spread(name: str, rows: Any, transfer: Transfer, num_shards: int) -> Any:
