@@ -188,7 +188,7 @@ class Router:
             for count in range(len(is_row) + 1)
         ]
         if None in by_count:
-            return jnp.int32(len(is_row))  # which nobody reaches
+            return jnp.array(len(is_row), jnp.int32)  # which nobody reaches
         capacity: jax.Array = jnp.array(by_count, jnp.int32)[jnp.sum(is_row)]
         return capacity
 
