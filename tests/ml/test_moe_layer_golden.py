@@ -21,6 +21,7 @@ from tests.ml.moe_cases import (
 from tests.ml.moe_flows import layer_pass, train
 from timelyml import Cluster
 from timelyml.ml import MoE, sharded
+from timelyml.ml.client.islands import start_islands
 from timelyml.ml.moe import (
     Capacity,
     Dropping,
@@ -42,8 +43,9 @@ def cluster(request):
 
 
 @pytest.fixture(scope="module")
-def processes():
-    with Cluster(workers=2, mode="processes") as cluster:
+def islands():
+    """Two islands, each a process of its own."""
+    with start_islands("test", {"islands": 2}) as cluster:
         yield cluster
 
 
@@ -136,8 +138,8 @@ def test_layers_agree_with_other_projects(name, cluster):
     check_layer(name, cluster)
 
 
-def test_layers_agree_between_processes(processes):
-    check_layer("qwen2_nonorm", processes)
+def test_layers_agree_with_experts_on_two_islands(islands):
+    check_layer("qwen2_nonorm", islands)
 
 
 def mean_error(out, x, y):
@@ -178,5 +180,5 @@ def test_eight_steps_of_training_agree_with_replicas(cluster):
     check_training(2, 4, cluster, replicas={0: 4, 3: 2, 7: 3})
 
 
-def test_eight_steps_of_training_agree_between_processes(processes):
-    check_training(4, 8, processes)
+def test_eight_steps_of_training_agree_with_experts_on_two_islands(islands):
+    check_training(4, 8, islands, replicas={5: 2})
