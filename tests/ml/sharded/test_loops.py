@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -165,3 +167,28 @@ def test_a_loop_that_cannot_run_is_refused():
         run(0, np.float32, none)
     with pytest.raises(ConfigError, match="does not give what it takes"):
         run(0, np.float32, another)
+
+
+def built(model):
+    flow = Dataflow("loop")
+    source = flow.source(
+        lambda *_: iter([np.ones((2, 3))]), num_shards=1, regular=True, name="rows"
+    )
+    rows = sharded.rows(source, np.ones((2, 3), np.float32))
+    return sharded.value_and_grad(functools.partial(model, source))(
+        {"w": np.ones(3, np.float32)}, rows
+    )
+
+
+def test_loops_of_streams_have_no_gradient_and_say_what_has():
+    with pytest.raises(
+        AttributeError, match=r"no 'iterate'.*repeat` and `repeat_while"
+    ):
+        built(lambda source, params, x: x.iterate(lambda again: again))
+
+    def captured(source, params, x):
+        looped = source.iterate(lambda again: again, max_iterations=2)
+        return sharded.call(loss_of, looped)
+
+    with pytest.raises(ConfigError, match=r"given a stream.*`iterate`.*no gradients"):
+        built(captured)

@@ -86,6 +86,14 @@ class Column:
         """On how many shards it is."""
         return self.home.num_shards
 
+    def __getattr__(self, name: str) -> Any:
+        """Refuse what arrays and streams have, and say what there is instead."""
+        raise AttributeError(
+            f"a column has no {name!r}; got a use of it in a dataflow function; expected "
+            f"functions of timelyml.ml.sharded on columns; compute in `call`, and write "
+            f"loops with `repeat` and `repeat_while`, which have gradients"
+        )
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parameter:
@@ -219,9 +227,20 @@ def columns_in(who: str, tree: Any) -> list[Column]:
     """Give the columns among the leaves of a tree, at least one, all of one trace.
 
     Raises:
-        ConfigError: There is none, or they are on different numbers of shards.
+        ConfigError: There is none, or they are on different numbers of shards; or there
+            is a stream.
     """
-    found = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, Column)]
+    leaves = jax.tree.leaves(tree)
+    for leaf in leaves:
+        ref = getattr(leaf, "ref", leaf)  # that of a fluent stream
+        if isinstance(ref, StreamRef):
+            raise ConfigError(
+                f"{who} is given a stream; got {ref!r}; expected columns; pass it to the "
+                f"dataflow function, as `sharded.rows` makes it; operators of streams, "
+                f"`iterate` among them, run any Python and have no gradients",
+                operator=who,
+            )
+    found = [leaf for leaf in leaves if isinstance(leaf, Column)]
     counts = {column.num_shards for column in found}
     if len(counts) != 1:
         raise ConfigError(
