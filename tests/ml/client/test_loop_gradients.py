@@ -12,6 +12,8 @@ from tests.ml.client.test_failures import TIMEOUT_S
 from tests.ml.gradients.nests import InJax, OnSlices, drawn, inputs, model
 from timelyml import ml
 from timelyml.errors import ComputationError
+from timelyml.ml.controller import flow_runs
+from timelyml.ml.controller.flow_runs import FlowRun
 from timelyml.ml.controller.messages import CallProgram, Put, Release
 from timelyml.testing.leftovers import eventually
 
@@ -157,3 +159,29 @@ def test_a_gradient_of_more_runs_than_allowed_fails_where_it_is_read(slices):
             each.result(TIMEOUT_S)
     _, gradient = value_and_grad(np.float32(1), x, 4)
     assert difference(np.asarray(gradient), jax.grad(plain, 1)(1.0, x, 4)) <= FLOAT32
+
+
+def check_long(slices, n):
+    f, _ = growing(slices, max_steps=2000)
+    found = ml.grad(f)(np.float32(1), np.zeros(4, np.float32), np.int32(n))
+    assert float(found) == 0.0
+
+
+def test_a_way_back_begins_no_more_than_may_be_under_way(slices, monkeypatch):
+    monkeypatch.setattr(flow_runs, "MAX_PARTS_AHEAD", 1)
+    under_way = []
+    taken = FlowRun.may_go_on
+
+    def may_go_on(run, waiter):
+        under_way.append(run._num_parts)
+        return taken(run, waiter)
+
+    monkeypatch.setattr(FlowRun, "may_go_on", may_go_on)
+    check_long(slices, 5)
+    assert len(under_way) > 5  # some had to wait
+    assert max(under_way) <= 2  # the loss on the way there may be one more
+
+
+@pytest.mark.slow
+def test_a_way_back_over_more_runs_than_a_client_may_have_programs(slices):
+    check_long(slices, 1500)

@@ -210,6 +210,11 @@ REFUSED = {
         ConfigError,
         "'max_steps' cannot work; got -1",
     ),
+    "no flag": (
+        lambda c, x: ml.while_loop(c.less, c.step, x, checkpoint="all"),
+        ConfigError,
+        "'checkpoint' cannot work; got 'all'",
+    ),
     "a value of a body, later": (
         keeping,
         TraceError,

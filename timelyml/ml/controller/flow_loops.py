@@ -47,6 +47,9 @@ class Run(Protocol):
     def when_known(self, number: int, reader: Callable[[Any], None]) -> None:
         """Call with the value of a buffer, or its packed error, once that came."""
 
+    def may_go_on(self, waiter: Callable[[], None]) -> bool:
+        """Return whether more may begin; if not, the waiter is called when it may."""
+
     def kept(self, trail: Trail) -> int:
         """Return the number of a trail, which counts once."""
 
@@ -115,7 +118,8 @@ class Repeated:
 class Replayed:
     """The way back over a loop: a run for each that there was, the last first.
 
-    Nothing decides, so that runs begin without waiting for those before them.
+    Nothing decides, so that runs begin without waiting for those before them, as long as
+    not too much is under way.
     """
 
     def __init__(self, run: Run, frame: Frame, step: Repeat) -> None:
@@ -138,6 +142,8 @@ class Replayed:
         run, step = self._run, self._step
         self._is_going = True
         while self._is_ready and self._trail.runs:
+            if not run.may_go_on(self._go):
+                return
             self._is_ready = False
             kept = self._trail.runs.pop()
             inputs = [*self._carried, *self._captured, *kept]

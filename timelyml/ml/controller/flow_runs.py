@@ -29,6 +29,9 @@ from timelyml.ml.programs.flows import Choice, Flow, Part, Repeat, Step, Var
 from timelyml.ml.store import NOBODY, Buffer, Entry
 from timelyml.runtime.failure import pack_error
 
+MAX_PARTS_AHEAD = 8
+"""Parts of a flow under way, beyond which no more runs of a way back begin."""
+
 
 class Parts(Protocol):
     """Who makes calls of programs."""
@@ -77,6 +80,7 @@ class FlowRun:
         self._trails: dict[int, Trail] = {}
         self._num_trails = 0
         self._num_parts = 0
+        self._waiters: list[Callable[[], None]] = []
         self._news: dict[int, Any] = {}  # values and packed errors of what parts made
         self._readers: dict[int, Callable[[Any], None]] = {}
         self._is_landed = False
@@ -92,6 +96,9 @@ class FlowRun:
         for out in part.outs:
             if out in self.record.held:  # or nobody needs it any more
                 self._hear(out, fates.get(out, part.values.get(out)))
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter()
         self._end_if_landed()
 
     def open(
@@ -178,6 +185,17 @@ class FlowRun:
             reader(self._news[number])
         else:
             self._readers[number] = reader
+
+    def may_go_on(self, waiter: Callable[[], None]) -> bool:
+        """Return whether more may begin; if not, the waiter is called when it may.
+
+        Every part that has begun is a program that waits, of which a client may have
+        only so many, and which other clients' programs are ordered between.
+        """
+        if self._num_parts < MAX_PARTS_AHEAD:
+            return True
+        self._waiters.append(waiter)
+        return False
 
     def kept(self, trail: Trail) -> int:
         """Return the number of a trail, which counts once; no buffer has it."""

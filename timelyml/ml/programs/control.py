@@ -64,6 +64,12 @@ def while_loop(
             f"integer of at least 0, or None",
             option="max_steps",
         )
+    if not isinstance(checkpoint, bool):
+        raise ConfigError(
+            f"while_loop: option 'checkpoint' cannot work; got {checkpoint!r}; expected "
+            f"True or False",
+            option="checkpoint",
+        )
 
     def loop(init_val: Any) -> Any:
         tracing = _Tracing("while_loop")
