@@ -197,3 +197,32 @@ def test_pipelines_reports_both_kinds_of_dispatch(capsys):
     for stages in (2, 3):
         for dispatch in ("parallel", "sequential"):
             assert figures[f"{dispatch}_{stages}_stages_ms"] > 0
+
+
+@pytest.mark.slow
+def test_training_is_measured_beside_plain_jax_and_on_two_islands(capsys):
+    sizes = ["--small", "--rounds", "1", "--seconds", "0.05"]
+
+    figures = figures_of(capsys, "training", *sizes)
+
+    for name in ("step_tiny", "two_islands"):
+        assert figures[f"{name}_tokens_per_s"] > 0
+        assert figures[f"{name}_reference_tokens_per_s.ratio"] == 1
+
+
+@pytest.mark.slow
+def test_pipelines_train_beside_the_model_in_one_piece(capsys):
+    sizes = ["--rounds", "1", "--steps", "1", "--stages", "2", "--paced"]
+
+    figures = figures_of(capsys, "training_pipelines", *sizes)
+
+    for what in ("unpipelined", "spmd", "one_island", "islands"):
+        assert figures[f"{what}_2_stages_tokens_per_s"] > 0
+
+
+def test_bubbles_on_paced_devices_are_no_smaller_than_their_formulas(capsys):
+    figures = figures_of(capsys, "training_pipelines", "--stages", "--paced", "2")
+
+    for name in ("gpipe", "1f1b", "zb-h1", "interleaved", "interleaved-zb", "zbv"):
+        bubble = figures[f"bubble_{name}_2_ranks"]
+        assert bubble >= 0.99 * figures[f"bubble_{name}_2_ranks.formula"]

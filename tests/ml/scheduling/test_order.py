@@ -26,6 +26,7 @@ from timelyml.ml.scheduling import (
     ProportionalShare,
     Scope,
 )
+from timelyml.ml.scheduling.placements import KEPT_BUSY
 
 DEVICES = [f"d{k}" for k in range(4)]
 unhurried = settings(
@@ -181,8 +182,9 @@ def test_no_device_ever_has_more_under_way_than_its_limits(machine):
             ]
             assert load.num_unfinished == len(under_way)
             assert load.pending_ns == sum(under_way)
-            # The last one may pass the window, the others may not.
-            assert sum(under_way) - max(under_way, default=0) < limits._window_ns
+            # One runs and one is next; of more than these only the last may pass it.
+            beside = sum(under_way) - max(under_way, default=0)
+            assert len(under_way) <= KEPT_BUSY or beside < limits._window_ns
 
 
 @unhurried

@@ -389,14 +389,16 @@ def test_a_program_has_gangs():
         GangGraph([])
 
 
-def test_long_gangs_run_alone_and_short_ones_fill_the_window():
+def test_one_long_gang_is_next_while_another_runs_and_short_ones_fill_the_window():
     made = scheduler(max_unfinished=32, window_ns=4_000_000)
     made._order.estimates.learn("long", 50_000_000)
     made._order.estimates.learn("short", 40_000)
     long, short = GangGraph([Gang("long", "all")]), GangGraph([Gang("short", "all")])
     assert granted(submit(made, "a", "l0", long)) == ["l0"]
-    assert granted(submit(made, "a", "l1", long)) == []
-    finish(made, 0, device_ns=50_000_000)
+    assert granted(submit(made, "a", "l1", long)) == ["l1"], "or devices would idle"
+    assert granted(submit(made, "a", "l2", long)) == []
+    assert granted(finish(made, 0, device_ns=50_000_000)) == ["l2"]
     finish(made, 1, device_ns=50_000_000)
+    finish(made, 2, device_ns=50_000_000)
     ordered = [n for k in range(40) for n in granted(submit(made, "a", f"s{k}", short))]
     assert len(ordered) == 32
