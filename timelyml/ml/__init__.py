@@ -28,7 +28,7 @@ from timelyml.ml.compute import compute
 from timelyml.ml.controller import ClientUsage, LaunchSpan, ObjectInfo, TransferSpan
 from timelyml.ml.firing import Blocks, Firing, Rule, add_firing_operator
 from timelyml.ml.fragments import NamedStages, fragments, homes, named_stages
-from timelyml.ml.functions import jit
+from timelyml.ml.functions import Ragged, jit
 from timelyml.ml.gradients import grad, value_and_grad
 from timelyml.ml.moe import (
     DispatchPlan,
@@ -49,7 +49,15 @@ from timelyml.ml.pipeline import (
     partition,
     pipeline,
 )
-from timelyml.ml.programs import OfflineClient, cond, program, switch, while_loop
+from timelyml.ml.programs import (
+    OfflineClient,
+    cond,
+    program,
+    route,
+    switch,
+    unroute,
+    while_loop,
+)
 from timelyml.ml.sharded import rows, train_step
 
 __all__ = [
@@ -76,6 +84,7 @@ __all__ = [
     "OfflineClient",
     "Pipeline",
     "PipelineRecord",
+    "Ragged",
     "Rule",
     "Server",
     "Slice",
@@ -114,11 +123,13 @@ __all__ = [
     "place_slots",
     "plan_dispatch",
     "program",
+    "route",
     "routing_weights",
     "rows",
     "serve",
     "switch",
     "train_step",
+    "unroute",
     "value_and_grad",
     "while_loop",
 ]

@@ -43,6 +43,27 @@ def bucket_size(num_rows: int, *, smallest: int = 16) -> int:
     return -(-rows // step) * step
 
 
+def octave_sizes(most: int, *, smallest: int = 16) -> tuple[int, ...]:
+    """Return those of the bucket sizes that double, and the largest that is needed.
+
+    For whoever compiles all sizes ahead: a handful, where `bucket_size` would take
+    four times as many to pad less.
+
+    Args:
+        most: Rows at most; the last size is just as many.
+        smallest: As of `bucket_size`.
+
+    >>> octave_sizes(100), octave_sizes(16), octave_sizes(5)
+    ((16, 32, 64, 100), (16,), (5,))
+    """
+    sizes = []
+    size = smallest
+    while size < most:
+        sizes.append(size)
+        size *= 2
+    return (*sizes, most)
+
+
 def num_rows_of(tree: Any) -> int:
     """Give the length of the leading axis that the arrays of a pytree share."""
     lengths = {np.shape(leaf)[0] for leaf in optree.tree_leaves(tree)}

@@ -124,7 +124,7 @@ def _replaced_in(value: Any, replace: Callable[[Any], Any]) -> Any:
         return ClosedJaxpr(_replaced(value.jaxpr, replace), value.consts)
     if isinstance(value, Jaxpr):
         return _replaced(value, replace)
-    if isinstance(value, tuple):
+    if type(value) is tuple:  # and no subclass, such as the numbers of a scatter
         return tuple([_replaced_in(each, replace) for each in value])
     return value
 

@@ -42,7 +42,7 @@ def usage_table(clients: Iterable[ClientUsage]) -> Table:
     """Return a table of what clients take, a line for each."""
     numbers = (
         "weight", "priority", "device time", "launches", "objects", "on devices",
-        "on hosts",
+        "on hosts", "rows routed", "idle shards",
     )  # fmt: skip
     table = _table("client", numbers=numbers)
     for each in clients:
@@ -55,6 +55,8 @@ def usage_table(clients: Iterable[ClientUsage]) -> Table:
             str(each.num_objects),
             decimal(each.device_bytes),
             decimal(each.host_bytes),
+            str(each.num_rows),
+            str(each.num_idle_shards),
         )
     return table
 

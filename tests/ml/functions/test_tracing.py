@@ -285,6 +285,14 @@ def test_what_only_a_callback_uses_is_used():
     assert len(computation_of(prints, rows(4), rows(2)).in_types) == 2
 
 
+def test_a_function_with_callbacks_may_scatter():
+    def prints(x):
+        jax.debug.print("{}", x)
+        return jax.lax.cond(x[0] > 0, lambda x: x.at[:2].set(0.0), jnp.sin, x)
+
+    assert computation_of(prints, rows(4)).has_callbacks
+
+
 def test_callbacks_inside_loops_and_branches_are_found():
     def nested(x):
         def body(_, x):

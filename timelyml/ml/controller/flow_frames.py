@@ -3,14 +3,48 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias
 
-from timelyml.ml.programs.flows import Choice, Flow, Part, Repeat, Step, Var
+from timelyml.ml.controller.cuts import Known
+from timelyml.ml.controller.work import Work
+from timelyml.ml.programs import Value
+from timelyml.ml.programs.flows import (
+    Choice,
+    Flow,
+    Part,
+    Repeat,
+    Scatter,
+    Step,
+    Var,
+)
+from timelyml.ml.store import Buffer, Entry
 
-Control: TypeAlias = Choice | Repeat
+Control: TypeAlias = Choice | Repeat | Scatter
 """A step that values decide, or what they decided before."""
+
+
+class Parts(Protocol):
+    """Who makes calls of programs."""
+
+    def part(
+        self,
+        whole: Work,
+        known: Known,
+        args: list[Entry],
+        outputs: Sequence[Buffer],
+        taken: Collection[int],
+        *,
+        where: str,
+        matrix: Any = None,
+    ) -> Work:
+        """Return a part of other work, to be started."""
+
+    def outputs(
+        self, outs: Sequence[int], values: Sequence[Value], name: str
+    ) -> list[Buffer]:
+        """Return the buffers that a part makes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,6 +100,8 @@ def needs(step: Step) -> tuple[Var, ...]:
     """Return what has to be there for a step, as often as it takes it."""
     if isinstance(step, Part):
         return step.inputs
+    if isinstance(step, Scatter):
+        return (*step.matrix, *step.part.inputs)
     return (step.chooser, *step.inputs)
 
 

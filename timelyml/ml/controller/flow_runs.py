@@ -3,55 +3,44 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from timelyml.errors import InvariantError, TimelyError
 from timelyml.ml.controller.buffers import Buffers
-from timelyml.ml.controller.cuts import Known
 from timelyml.ml.controller.dispatching import Dispatch
 from timelyml.ml.controller.flow_calls import FlowRecord
 from timelyml.ml.controller.flow_frames import (
     Control,
     Frame,
+    Parts,
     Trail,
     branch_name,
     needs,
     within,
 )
 from timelyml.ml.controller.flow_loops import Repeated, Replayed
+from timelyml.ml.controller.flow_scatters import matrix_of, when_all_known
 from timelyml.ml.controller.work import Work
 from timelyml.ml.programs import Value
-from timelyml.ml.programs.flows import Choice, Flow, Part, Repeat, Step, Var
+from timelyml.ml.programs.flows import (
+    Choice,
+    Flow,
+    Part,
+    Repeat,
+    Scatter,
+    Step,
+    Var,
+)
 from timelyml.ml.store import NOBODY, Buffer, Entry
 from timelyml.runtime.failure import pack_error
 
 MAX_PARTS_AHEAD = 8
 """Parts of a flow under way, beyond which no more runs of a way back begin."""
-
-
-class Parts(Protocol):
-    """Who makes calls of programs."""
-
-    def part(
-        self,
-        whole: Work,
-        known: Known,
-        args: list[Entry],
-        outputs: Sequence[Buffer],
-        taken: Collection[int],
-        *,
-        where: str,
-    ) -> Work:
-        """Return a part of other work, to be started."""
-
-    def outputs(
-        self, outs: Sequence[int], values: Sequence[Value], name: str
-    ) -> list[Buffer]:
-        """Return the buffers that a part makes."""
 
 
 class FlowRun:
@@ -249,7 +238,12 @@ class FlowRun:
             case Repeat():
                 (Replayed if step.is_replayed else Repeated)(self, frame, step)
 
-    def _start(self, frame: Frame, step: Part) -> None:
+            case Scatter():
+                pieces = [frame.env[name] for name in step.matrix]
+                scatter = partial(self._scatter, frame, step)
+                when_all_known(self.when_known, pieces, scatter)
+
+    def _start(self, frame: Frame, step: Part, matrix: Any = None) -> None:
         numbers = [frame.env[name] for name in step.inputs]
         is_last = [frame.uses_left[name] == 1 for name in step.inputs]
         values = [step.program.value(ref) for ref in step.program.results]
@@ -257,8 +251,9 @@ class FlowRun:
         outputs = self._parts.outputs(outs, values, self._known.name)
         try:
             part = self._part(
-                step.program.identity, numbers, is_last, outputs, frame.where
-            )
+                step.program.identity, numbers, is_last, outputs, frame.where,
+                matrix=matrix,
+            )  # fmt: skip
         except TimelyError as error:
             for buffer in outputs:
                 self._fail(buffer, pack_error(error))
@@ -276,6 +271,8 @@ class FlowRun:
         is_last: Sequence[bool],
         outputs: Sequence[Buffer],
         where: str,
+        *,
+        matrix: Any = None,
     ) -> Work:
         args = [self.record.held[number] for number in numbers]
         may_donate = self._buffers.directory.may_donate
@@ -288,7 +285,22 @@ class FlowRun:
             and may_donate(self.record.client, args[position])
         }
         known = self._known.parts[identity]
-        return self._parts.part(self.record, known, args, outputs, taken, where=where)
+        return self._parts.part(
+            self.record, known, args, outputs, taken, where=where, matrix=matrix
+        )
+
+    def _scatter(self, frame: Frame, step: Scatter, news: Any) -> None:
+        found = news if isinstance(news, bytes) else matrix_of(step, news, frame.where)
+        if isinstance(found, bytes):
+            self.use(frame, needs(step))
+            self.give(frame, step, self.failed(step.values, found))
+            return
+        if step.max_rows is not None:
+            self._dispatch.device_time.routed(self.record.client, found.sum(0))
+        self._start(frame, step.part, found)
+        self.use(frame, step.matrix)
+        frame.num_open -= 1
+        self.advance(frame)
 
     def _choose(self, frame: Frame, step: Choice, news: Any) -> None:
         if isinstance(news, bytes):

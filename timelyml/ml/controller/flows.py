@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from timelyml.ml.controller.buffers import Buffers
 from timelyml.ml.controller.dispatching import Dispatch
 from timelyml.ml.controller.flow_calls import FlowRecord, KnownFlow
-from timelyml.ml.controller.flow_runs import FlowRun, Parts
+from timelyml.ml.controller.flow_frames import Parts
+from timelyml.ml.controller.flow_runs import FlowRun
 from timelyml.ml.controller.records import SliceRecord
 from timelyml.ml.store import Buffer, Entry
 

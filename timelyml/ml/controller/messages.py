@@ -297,6 +297,9 @@ class ClientUsage:
         host_bytes: What these take in the memory of all hosts together.
         weight: Its share of device time, under the policy "share".
         priority: Larger ones go first, under the policy "priority".
+        num_rows: Rows that its programs routed to shards.
+        num_idle_shards: Shards that were sent none of a routing, each time; functions
+            on its rows do not run there.
     """
 
     client: int | None
@@ -307,6 +310,8 @@ class ClientUsage:
     host_bytes: int
     weight: int = 1
     priority: int = 0
+    num_rows: int = 0
+    num_idle_shards: int = 0
 
 
 @dataclass(frozen=True, slots=True)

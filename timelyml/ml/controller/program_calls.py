@@ -29,6 +29,7 @@ class ProgramRecord:
         told: Hosts that know of it.
         parent: The flow that it is part of, if it is.
         where: In which run of which loop, and the like; for errors.
+        matrix: If it moves rows, how many go from which shard to which.
     """
 
     program: str
@@ -57,6 +58,7 @@ class ProgramRecord:
     told: set[int] = field(default_factory=set)
     parent: Work | None = None
     where: str = ""
+    matrix: Any = None
 
     @property
     def heir(self) -> None:

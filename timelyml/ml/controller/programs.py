@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import pickle
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from timelyml.errors import HandleError, ProgramError, TimelyError
 from timelyml.ml.controller.buffers import Buffers, no_such_slice
@@ -154,6 +155,7 @@ class Programs:
             work.copied,
             first_move,
             failed,
+            work.matrix,
         )
         is_sequential = work.known.dispatch is When.SEQUENTIAL
         for host in work.cut.first_hosts if is_sequential else work.cut.hosts:
@@ -255,6 +257,7 @@ class Programs:
         taken: Collection[int],
         *,
         where: str,
+        matrix: Any = None,
     ) -> ProgramRecord:
         """Return a part of other work, to be started.
 
@@ -265,13 +268,14 @@ class Programs:
             outputs: What it makes.
             taken: Those of its inputs whose memory it may take.
             where: For errors.
+            matrix: If it moves rows, how many go from which shard to which.
 
         Raises:
             TimelyError: A slice is gone.
         """
         self._check_slices(whole.client, known.slices)
         work = self._record(whole.client, known, args, outputs, taken)
-        work.parent, work.where = whole, where
+        work.parent, work.where, work.matrix = whole, where, matrix
         return work
 
     def _record(

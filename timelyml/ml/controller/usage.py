@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from timelyml.ml.controller.messages import ClientUsage, ObjectInfo
@@ -19,6 +19,8 @@ class _Ran:
     priority: int = 0
     device_ns: int = 0
     num_launches: int = 0
+    num_rows: int = 0
+    num_idle_shards: int = 0
 
 
 class DeviceTime:
@@ -42,6 +44,13 @@ class DeviceTime:
             ran.device_ns += done.device_ns * done.num_devices
             ran.num_launches += 1
 
+    def routed(self, client: int, counts: Sequence[int]) -> None:
+        """Count the rows that shards were sent, and the shards that were sent none."""
+        ran = self._ran.get(client)
+        if ran is not None:
+            ran.num_rows += int(sum(counts))
+            ran.num_idle_shards += sum(not count for count in counts)
+
     def usage(self, objects: Iterable[ObjectInfo]) -> tuple[ClientUsage, ...]:
         """Return what each client takes, those that are there first, in order."""
         by_owner: dict[int | None, list[ObjectInfo]] = {each: [] for each in self._ran}
@@ -60,6 +69,8 @@ class DeviceTime:
                     sum(each.host_bytes for each in owned),
                     ran.weight,
                     ran.priority,
+                    ran.num_rows,
+                    ran.num_idle_shards,
                 )
             )
         return tuple(found)

@@ -31,6 +31,7 @@ from timelyml.ml.functions.loading import (
     to_host,
 )
 from timelyml.ml.functions.options import Options
+from timelyml.ml.functions.ragged import Ragged
 from timelyml.ml.functions.settings import applied, current_settings
 from timelyml.ml.functions.specs import (
     abstract_mesh,
@@ -56,6 +57,7 @@ __all__ = [
     "MemoryNeeds",
     "Operand",
     "Options",
+    "Ragged",
     "Runner",
     "Settings",
     "SliceLike",

@@ -12,7 +12,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -21,7 +21,9 @@ from timelyml.errors import ConfigError, HandleError, TraceError
 from timelyml.ml.functions.blame import name_of
 from timelyml.ml.functions.computation import ArrayType, Computation, Spec
 from timelyml.ml.functions.flat import FlatFunction
-from timelyml.ml.functions.options import Options, Splitter, as_options
+from timelyml.ml.functions.on_rows import OnRows, same_counts
+from timelyml.ml.functions.options import Arguments, Options, Splitter, as_options
+from timelyml.ml.functions.ragged import Layout, Ragged, has_ragged
 from timelyml.ml.functions.settings import current_settings, settings_key
 from timelyml.ml.functions.specs import logical_mesh
 from timelyml.ml.functions.tracing import Traced, trace
@@ -89,6 +91,7 @@ class TracedCall:
         out_tree: The structure of the results.
         flat: The Python function, of the operands; its derivative is made of it.
         line: The user's, if it is not the one that calls now.
+        layout: That of rows which it took, and which its results have too.
     """
 
     computation: Computation
@@ -97,10 +100,14 @@ class TracedCall:
     out_tree: Any
     flat: FlatFunction
     line: str = ""
+    layout: Layout | None = None
 
     def results(self, values: Iterable[Any]) -> Any:
         """Return what the function returns, of one value for each result."""
-        return jax.tree.unflatten(self.out_tree, values)
+        found = jax.tree.unflatten(self.out_tree, values)
+        if self.layout is None:
+            return found
+        return jax.tree.map(lambda rows: Ragged(rows, self.layout), found)
 
 
 _RECORDER: ContextVar[Runner | None] = ContextVar("timelyml_recorder", default=None)
@@ -141,6 +148,7 @@ class JitFunction:
         self.options = options
         self._split = Splitter(function, options)
         self._traced: dict[Any, Traced] = {}
+        self._on_rows: dict[Any, JitFunction] = {}
         functools.update_wrapper(self, function, updated=())
 
     @property
@@ -204,6 +212,8 @@ class JitFunction:
                 function=self.name,
             ) from error
         if traced is None:
+            if has_ragged((args, kwargs)):
+                return self._on_ragged(self._split(args, kwargs))
             traced = self._trace(args, kwargs)
             self._traced[key] = traced
         operands = tuple([leaves[each] for each in traced.used])
@@ -223,6 +233,25 @@ class JitFunction:
             options=self.options,
             platform=self.slice.platform,
         )
+
+    def _on_ragged(self, split: Arguments) -> TracedCall:
+        """Trace the function to run shard by shard, on the rows that each has."""
+        on_rows = OnRows(
+            self.function,
+            split,
+            self.options,
+            logical_mesh(self.slice.mesh),
+            self.slice,
+        )
+        inner = self._on_rows.get(on_rows.key)
+        if inner is None:
+            inner = JitFunction(on_rows.function(), self.slice, on_rows.options())
+            self._on_rows[on_rows.key] = inner
+        counts = on_rows.counts
+        if len(counts) > 1:  # of several calls, or brought along by a loop
+            counts = [JitFunction(same_counts, self.slice, Options())(*counts)]
+        call = inner.trace_call(*counts, *on_rows.operands)
+        return replace(call, layout=on_rows.layout)
 
     def _check_donated(self, donated: Sequence[int], leaves: Sequence[Any]) -> None:
         times = Counter(map(id, leaves))

@@ -8,7 +8,8 @@ from typing import Any
 
 from timelyml.ml.functions import ArrayType, TracedCall
 from timelyml.ml.functions.blame import calling_line
-from timelyml.ml.programs import Branch, Loop, Placeholder, Recorder, Ref
+from timelyml.ml.programs import Placeholder, Recorder, Ref
+from timelyml.ml.programs.nodes import Control
 
 
 class Tape(Recorder):
@@ -42,9 +43,9 @@ class Tape(Recorder):
         return found
 
     def control(
-        self, node: Branch | Loop, regions: Sequence[Recorder] = ()
+        self, node: Control, regions: Sequence[Recorder] = ()
     ) -> list[Placeholder]:
-        """Record a branch or a loop, and keep the tapes of its regions."""
+        """Record what values decide, and keep the tapes of its regions."""
         found = super().control(node, regions)
         tapes = tuple(each for each in regions if isinstance(each, Tape))
         if tapes:

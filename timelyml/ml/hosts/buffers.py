@@ -11,7 +11,6 @@ import jax
 import numpy as np
 
 from timelyml.errors import BufferLostError
-from timelyml.ml.functions import ArrayType
 from timelyml.ml.functions.types import dtype_named
 from timelyml.ml.hosts.boxes import Box, size_of
 from timelyml.ml.hosts.copies import HostCopy
@@ -105,7 +104,9 @@ class BufferStore:
         """Note a buffer that comes in pieces; True if all of them came before."""
         shape = expect.type.shape
         boxes = set(slice_.own_boxes(expect.spec, shape))
-        num_left = sum(map(size_of, boxes))
+        num_left = expect.num_elements
+        if num_left is None:
+            num_left = sum(map(size_of, boxes))
         parts = dict.fromkeys(boxes)
         assembly = _Assembly(expect, slice_, num_left, parts, is_copy=expect.is_copy)
         self._expected[expect.buffer] = assembly
@@ -198,7 +199,7 @@ class BufferStore:
             return False
         expect = assembly.expect
         parts = {
-            box: _empty(expect.type, box) if part is None else part
+            box: _room(expect, box) if part is None else part
             for box, part in assembly.parts.items()
         }
         slice_, error = assembly.slice, assembly.error
@@ -246,7 +247,7 @@ def _copy_into(assembly: _Assembly, piece: Piece, box: Box) -> None:
         )
         if is_inside:
             if part is None:
-                part = _empty(assembly.expect.type, outer)  # noqa: PLW2901 - made here
+                part = _room(assembly.expect, outer)  # noqa: PLW2901 - made here
                 assembly.parts[outer] = part
             part[
                 tuple(
@@ -257,11 +258,13 @@ def _copy_into(assembly: _Assembly, piece: Piece, box: Box) -> None:
             return
 
 
-def _empty(array_type: ArrayType, box: Box) -> np.ndarray[Any, Any]:
-    physical = array_type.physical
-    words = physical.shape[len(array_type.shape) :]
+def _room(expect: Expect, box: Box) -> np.ndarray[Any, Any]:
+    """Return room for a box; what does not come of it has to be zeros."""
+    physical = expect.type.physical
+    words = physical.shape[len(expect.type.shape) :]
     lengths = tuple(stop - start for start, stop in box)
-    return np.empty((*lengths, *words), dtype_named(physical.dtype))
+    make = np.empty if expect.num_elements is None else np.zeros
+    return make((*lengths, *words), dtype_named(physical.dtype))
 
 
 def _box(starts: Sequence[int], lengths: Sequence[int]) -> Box:

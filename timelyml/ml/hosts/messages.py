@@ -130,6 +130,7 @@ class Expect:
     Attributes:
         is_copy: Whether it stays in host memory until it is ordered back.
         senders: Other hosts that pieces come from; without one of them it means nothing.
+        num_elements: So many come to this host, and the rest are zeros; None: all.
     """
 
     buffer: int
@@ -138,6 +139,7 @@ class Expect:
     spec: Any
     is_copy: bool = False
     senders: tuple[int, ...] = ()
+    num_elements: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +181,7 @@ class Run:
             since others still use them.
         first_move: The number of what the first move brings to a host; others follow.
         failed: Inputs that will never be there, and the pickled reason.
+        matrix: Of a call that moves rows, how many go from which shard to which.
     """
 
     name: str
@@ -188,6 +191,7 @@ class Run:
     copied: tuple[int, ...]
     first_move: int
     failed: tuple[tuple[int, bytes], ...]
+    matrix: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +214,7 @@ class Export:
         peer: A host, or the controller.
         target: Under which number it is known there.
         boxes: Start and stop of each dimension of each piece.
+        starts: Where each piece goes; None: to where it lies.
     """
 
     buffer: int
@@ -217,6 +222,7 @@ class Export:
     peer: int
     target: int
     boxes: Any
+    starts: Any = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from timelyml.ml.hosts.boxes import Box
 from timelyml.ml.programs import Launch, Move, Piece, Receive, Send, Slot
 from timelyml.ml.programs.shipped import HostProgram
+from timelyml.ml.programs.sparse import SparseMove
 
 Code: TypeAlias = tuple[str, str]
 """Identity of a computation, and the slice that it is compiled for."""
@@ -85,11 +86,12 @@ class Plan:
     Attributes:
         program: As it was shipped.
         blocks: Those with launches here, by number.
-        parcels: By the move that they are part of.
+        parcels: By the move that they are part of; of one of rows, none is known yet.
         sent_inputs: Number of an input, and a move of it.
         senders: By the move that arrives here, the hosts that pieces come from.
         own_outputs: The outputs that lie on this host.
         num_users: How many blocks use each slot that is used by several.
+        host: Whose it is.
         quick: Of blocks that were launched, what launches each step quickly, if so.
     """
 
@@ -100,6 +102,7 @@ class Plan:
     senders: Mapping[int, frozenset[int]]
     own_outputs: tuple[int, ...]
     num_users: Mapping[Slot, int]
+    host: str
     quick: dict[int, list[Any]] = field(default_factory=dict)
 
 
@@ -154,6 +157,7 @@ class _Planner:
                 if values[slot].slice in slices
             ),
             num_users={x: count for x, count in self._num_users.items() if count > 1},
+            host=self._host,
         )
 
     def _block(self, number: int, launches: Sequence[Launch]) -> PlannedBlock:
@@ -203,6 +207,8 @@ class _Planner:
 
     def _parcels(self, number: int) -> tuple[Parcel, ...]:
         move = self._program.moves[number].pieces
+        if isinstance(move, SparseMove):
+            return ()  # each call brings others
         found = [
             Parcel(number, int(peer), _boxes(move, pieces))
             for peer, pieces in move.sends(self._host).items()
@@ -212,8 +218,10 @@ class _Planner:
         return tuple(found)
 
     def _senders(self, number: int) -> frozenset[int]:
-        pieces = self._program.moves[number].pieces.receives(self._host)
-        return frozenset(map(int, pieces))
+        move = self._program.moves[number].pieces
+        if isinstance(move, SparseMove):
+            return frozenset(map(int, move.source_hosts))
+        return frozenset(map(int, move.receives(self._host)))
 
 
 def _operands_of(launches: Sequence[Launch]) -> tuple[Slot, ...]:

@@ -7,6 +7,7 @@ and what other hosts send, were looked for when the call came.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from timelyml.ml.hosts.plans import Code, Plan, PlannedBlock, Step
 from timelyml.ml.hosts.slices import HostSlice
 from timelyml.ml.hosts.waiting import Launched, Started, Waiter, pack_failure
 from timelyml.ml.programs import Slot
+from timelyml.ml.programs.sparse import SparseMove
 from timelyml.ml.scheduling import GangKey
 from timelyml.runtime.failure import pack_error
 
@@ -175,7 +177,13 @@ class Runs:
         value = plan.program.values[plan.program.moves[move].target]
         name = str(value.slice)
         number = run.first_move + move
-        expect = Expect(number, name, value.type, value.spec or ())
+        expect = Expect(
+            number,
+            name,
+            value.type,
+            value.spec or (),
+            num_elements=_num_expected(run, plan, move),
+        )
         if self._store.expect(expect, self._slices[name]):
             self._came(number)
 
@@ -184,8 +192,16 @@ class Runs:
     ) -> Iterator[Export]:
         node = plan.program.moves[move]
         array_type = plan.program.values[node.source].type
+        target = run.first_move + move
+        if isinstance(node.pieces, SparseMove):
+            sent = node.pieces.sends(plan.host, run.matrix)
+            rest = tuple((0, length) for length in array_type.shape[1:])
+            for peer, rows in sent.items():
+                boxes = tuple(((x.start, x.start + x.num_rows), *rest) for x in rows)
+                starts = tuple((x.target_start, *(0 for _ in rest)) for x in rows)
+                yield Export(buffer, array_type, int(peer), target, boxes, starts)
+            return
         for each in plan.parcels[move]:
-            target = run.first_move + move
             yield Export(buffer, array_type, each.peer, target, each.boxes)
 
     def _gather(self, state: _State, block: PlannedBlock) -> None:
@@ -285,6 +301,15 @@ class Runs:
         state.blocks_left.discard(block.number)
         if not state.blocks_left:
             del self._states[state.run.name]
+
+
+def _num_expected(run: Run, plan: Plan, move: int) -> int | None:
+    """Return how many elements a move of rows brings here; None of another move."""
+    node = plan.program.moves[move]
+    if not isinstance(node.pieces, SparseMove):
+        return None
+    row = plan.program.values[node.target].type.shape[1:]
+    return node.pieces.num_received(plan.host, run.matrix) * math.prod(row)
 
 
 def _launch_quickly(

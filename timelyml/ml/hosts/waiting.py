@@ -22,7 +22,7 @@ from timelyml.ml.functions import run_failure, to_host
 from timelyml.ml.hosts.buffers import Buffer, BufferStore
 from timelyml.ml.hosts.compiling import Loaded
 from timelyml.ml.hosts.copies import HostCopy
-from timelyml.ml.hosts.messages import Done, Export, Left, Pieces, Spilled
+from timelyml.ml.hosts.messages import Done, Export, Left, Piece, Pieces, Spilled
 from timelyml.ml.hosts.paced import PacedArray
 from timelyml.ml.hosts.slices import gather, zeros
 from timelyml.ml.jax_private import is_ready
@@ -337,6 +337,16 @@ def _copied(number: int, buffer: Buffer) -> Copied:
 
 
 def _pieces(buffer: Buffer, export: Export) -> Pieces:
+    found = _pieces_there(buffer, export)
+    if export.starts is None:
+        return found
+    pairs = zip(found.pieces, export.starts, strict=True)
+    placed = tuple(Piece(tuple(starts), piece.array) for piece, starts in pairs)
+    return Pieces(found.target, placed, found.error)
+
+
+def _pieces_there(buffer: Buffer, export: Export) -> Pieces:
+    """Return pieces of a buffer, each where it lies."""
     error = buffer.error
     if buffer.copy is not None and error is None:
         sent_ns = time.monotonic_ns()

@@ -24,18 +24,18 @@ from timelyml.ml.programs.nodes import (
     Constant,
     Loop,
     Node,
-    Place,
     Recalled,
     Ref,
     Region,
     Route,
-    SliceNode,
     Transfer,
     Value,
 )
 from timelyml.ml.programs.offline import OfflineClient, OfflineSlice
 from timelyml.ml.programs.placeholders import Placeholder
+from timelyml.ml.programs.places import Place, SliceNode
 from timelyml.ml.programs.recorder import Recorder
+from timelyml.ml.programs.routing import route, unroute
 from timelyml.ml.programs.splitter import split
 from timelyml.ml.programs.tracing import (
     ProgramCall,
@@ -85,8 +85,10 @@ __all__ = [
     "cond",
     "lower",
     "program",
+    "route",
     "scratch_bytes",
     "split",
     "switch",
+    "unroute",
     "while_loop",
 ]

@@ -87,7 +87,33 @@ class Repeat:
     is_replayed: bool = False
 
 
-Step: TypeAlias = Part | Choice | Repeat
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """A part that moves rows, once it is known how many go from where to where.
+
+    Attributes:
+        matrix: The pieces of the matrix that says so.
+        part: What moves them; told of the matrix.
+        shape: Of the matrix: shards of the source and of the target.
+        max_rows: No shard of the target may be sent more; None on the way back.
+        values: What the results are, and where they lie.
+        place: What and where it is, for errors.
+    """
+
+    matrix: tuple[Var, ...]
+    part: Part
+    shape: tuple[int, int]
+    max_rows: int | None
+    values: tuple[Value, ...]
+    place: str
+
+    @property
+    def outputs(self) -> tuple[Var, ...]:
+        """What the results are."""
+        return self.part.outputs
+
+
+Step: TypeAlias = Part | Choice | Repeat | Scatter
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +139,8 @@ class Flow:
                         yield from flow.parts()
                 case Repeat():
                     yield from step.flow.parts()
+                case Scatter():
+                    yield step.part
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from timelyml.ml.functions.types import abstract_array
 from timelyml.ml.programs.estimates import estimate_ns
 from timelyml.ml.programs.ir import Program
 from timelyml.ml.programs.nodes import (
+    CONTROL,
     Branch,
     Call,
     Loop,
@@ -99,7 +100,7 @@ class _Blocks:
         self._leaving = {
             ref.node
             for node in program.nodes
-            if isinstance(node, Transfer | Branch | Loop)
+            if isinstance(node, (Transfer, *CONTROL))
             for ref in node.operands
         }
 

@@ -13,6 +13,7 @@ from functools import cached_property
 
 from timelyml.errors import ProgramError
 from timelyml.ml.programs.nodes import (
+    CONTROL,
     Arg,
     Branch,
     Call,
@@ -21,9 +22,9 @@ from timelyml.ml.programs.nodes import (
     Node,
     Ref,
     Region,
-    SliceNode,
     Value,
 )
+from timelyml.ml.programs.places import SliceNode
 from timelyml.ml.programs.text import flowchart, lines
 
 
@@ -86,7 +87,7 @@ class Program:
     @property
     def is_regular(self) -> bool:
         """Whether all that it runs is known before it runs."""
-        return not any(isinstance(node, Branch | Loop) for node in self.nodes)
+        return not any(isinstance(node, CONTROL) for node in self.nodes)
 
     def all_calls(self) -> Iterator[Call]:
         """Return the computations, also those in the regions of branches and loops."""

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from timelyml.ml.functions import LogicalMesh, Spec
 from timelyml.ml.functions.specs import axes_of, num_pieces
-from timelyml.ml.programs.nodes import Place
+from timelyml.ml.programs.places import Place
 
 Index: TypeAlias = tuple[tuple[int, int], ...]
 """A block of an array: start and stop in each dimension."""

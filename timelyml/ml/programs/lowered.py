@@ -14,7 +14,9 @@ from typing import TypeAlias
 
 from timelyml.ml.functions import Computation
 from timelyml.ml.programs.layout import Layout, Move
-from timelyml.ml.programs.nodes import Place, SliceNode, Value
+from timelyml.ml.programs.nodes import Value
+from timelyml.ml.programs.places import Place, SliceNode
+from timelyml.ml.programs.sparse import SparseMove
 from timelyml.ml.scheduling import PlacedGang, SpreadGraph
 
 Slot: TypeAlias = int
@@ -84,7 +86,7 @@ class MoveNode:
 
     source: Slot
     target: Slot
-    pieces: Move
+    pieces: Move | SparseMove
 
 
 @dataclass(frozen=True)  # no slots: what each host does is kept

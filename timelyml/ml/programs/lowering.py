@@ -24,18 +24,11 @@ from timelyml.ml.programs.lowered import (
     Send,
     Slot,
 )
-from timelyml.ml.programs.nodes import (
-    Arg,
-    Call,
-    Constant,
-    Place,
-    Ref,
-    Route,
-    SliceNode,
-    Transfer,
-)
+from timelyml.ml.programs.nodes import Arg, Call, Constant, Ref, Route, Transfer
 from timelyml.ml.programs.passes import drop_dead_calls, place, place_again
+from timelyml.ml.programs.places import Place, SliceNode
 from timelyml.ml.programs.rotation import rotate_loops
+from timelyml.ml.programs.sparse import SparseMove
 from timelyml.ml.programs.transfers import insert_transfers
 from timelyml.ml.scheduling import Dispatch, PlacedGang, SpreadGraph
 
@@ -327,7 +320,9 @@ class _Lowering:
             Layout(self._slices[str(each.slice)].mesh, each.spec or (), each.type.shape)
             for each in (before, node.value)
         ]
-        move = Move(layouts[0], places[0], layouts[1], places[1])
+        ends = layouts[0], places[0], layouts[1], places[1]
+        sparse = node.sparse
+        move = SparseMove(*ends, sparse.is_back) if sparse else Move(*ends)
         number = len(self.moves)
         self.moves.append(MoveNode(source, target, move))
         self.instructions += [Send(number), Receive(number)]

@@ -9,56 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
-from timelyml.errors import ProgramError
-from timelyml.ml.functions import ArrayType, Computation, LogicalMesh, Spec
-
-
-@dataclass(frozen=True)  # no slots: a place is looked up by its hash at every call
-class Place:
-    """Where a slice stands: its devices in row-major order of its mesh.
-
-    Attributes:
-        hosts: The host of each device.
-    """
-
-    island: str
-    devices: tuple[str, ...]
-    hosts: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        if len(self.devices) != len(self.hosts):
-            raise ProgramError(
-                f"a place names a host for each device; got {len(self.devices)} devices "
-                f"and {len(self.hosts)} hosts; expected as many"
-            )
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash((self.island, self.devices, self.hosts))
-
-    @cached_property
-    def shards_by_host(self) -> dict[str, tuple[int, ...]]:
-        """For each host the positions of its devices, hosts in order of their first."""
-        found: dict[str, list[int]] = {}
-        for position, host in enumerate(self.hosts):
-            found.setdefault(host, []).append(position)
-        return {host: tuple(each) for host, each in found.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class SliceNode:
-    """A slice that a program uses; `place` once it is known."""
-
-    name: str
-    mesh: LogicalMesh
-    platform: str
-    place: Place | None = None
+from timelyml.ml.functions import ArrayType, Computation, Spec
 
 
 class Ref(NamedTuple):
@@ -167,16 +120,31 @@ class Route(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Sparse:
+    """Of a transfer: rows go where counts say that come when the program runs.
+
+    Attributes:
+        is_back: Whether rows go back to where such a transfer brought them from.
+    """
+
+    is_back: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Transfer:
     """A value moved to another slice, sharded as it is needed there.
 
     One node for all shards. A value that only has to be sharded otherwise, on the
     devices where it is, is no transfer: that is a computation.
+
+    Attributes:
+        sparse: If only some rows go, to shards that the values decide.
     """
 
     operand: Ref
     value: Value
     route: Route
+    sparse: Sparse | None = None
 
     @property
     def operands(self) -> tuple[Ref, ...]:
@@ -334,7 +302,59 @@ class Loop:
         return any(map(has_effects, self.regions))
 
 
-Node: TypeAlias = Arg | Constant | Recalled | Call | Transfer | Branch | Loop
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Rows that go from shard to shard, as many as a matrix on the source slice says.
+
+    Row `i` of the matrix tells how many rows shard `i` of the source has for each shard
+    of the target, in the order in which they lie. It comes in pieces, each small enough
+    to ride along with the news that it is computed.
+
+    Attributes:
+        operands: First the pieces of the matrix, then what is exchanged.
+        num_pieces: How many of them are pieces of the matrix.
+        shape: Shards of the source and of the target of the way there.
+        sparse: Which way.
+        max_rows: What a shard of the target holds of rows at most.
+        outputs: What arrives, padded with zeros.
+        line: The user's, for errors.
+    """
+
+    operands: tuple[Ref, ...]
+    num_pieces: int
+    shape: tuple[int, int]
+    sparse: Sparse
+    max_rows: int
+    outputs: tuple[Value, ...]
+    line: str
+
+    @property
+    def kind(self) -> str:
+        """What the user calls it."""
+        return "unroute" if self.sparse.is_back else "route"
+
+    @property
+    def matrix(self) -> tuple[Ref, ...]:
+        """The pieces of the matrix."""
+        return self.operands[: self.num_pieces]
+
+    @property
+    def rows(self) -> tuple[Ref, ...]:
+        """What is exchanged."""
+        return self.operands[self.num_pieces :]
+
+    @property
+    def has_effects(self) -> bool:
+        """No: it brings its results and does nothing else."""
+        return False
+
+
+Control: TypeAlias = Branch | Loop | Exchange
+"""What values decide when a program runs; `CONTROL` to ask whether a node is one."""
+
+CONTROL = (Branch, Loop, Exchange)
+
+Node: TypeAlias = Arg | Constant | Recalled | Call | Transfer | Control
 
 
 def has_effects(region: Region) -> bool:

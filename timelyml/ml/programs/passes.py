@@ -15,13 +15,13 @@ from timelyml.ml.programs.nodes import (
     Branch,
     Constant,
     Loop,
-    Place,
     Recalled,
     Region,
     Route,
     Transfer,
     with_regions,
 )
+from timelyml.ml.programs.places import Place
 from timelyml.ml.programs.rebuild import Rebuilder
 
 

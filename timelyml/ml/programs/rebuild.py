@@ -10,6 +10,7 @@ from timelyml.ml.programs.nodes import (
     Arg,
     Branch,
     Call,
+    Exchange,
     Loop,
     Node,
     Ref,
@@ -72,7 +73,7 @@ class Rebuilder:
 def with_operands(node: Node, operands: Sequence[Ref]) -> Node:
     """Return a node that uses other outputs."""
     match node:
-        case Call() | Branch() | Loop():
+        case Call() | Branch() | Loop() | Exchange():
             return replace(node, operands=tuple(operands))
         case Transfer():
             return replace(node, operand=operands[0])

@@ -15,19 +15,21 @@ from timelyml.ml.functions.blame import calling_line
 from timelyml.ml.functions.types import dtype_named
 from timelyml.ml.programs.ir import Program
 from timelyml.ml.programs.nodes import (
+    CONTROL,
     Arg,
     Branch,
     Call,
     Constant,
+    Control,
     Loop,
     Node,
     Recalled,
     Ref,
     Region,
-    SliceNode,
     Value,
 )
 from timelyml.ml.programs.placeholders import Placeholder
+from timelyml.ml.programs.places import SliceNode
 
 
 class Recorder:
@@ -157,12 +159,12 @@ class Recorder:
         self._nodes[index] = node
 
     def control(
-        self, node: Branch | Loop, regions: Sequence[Recorder] = ()
+        self, node: Control, regions: Sequence[Recorder] = ()
     ) -> list[Placeholder]:
-        """Record a branch or a loop; return what stands for its results.
+        """Record what values decide; return what stands for its results.
 
         Args:
-            node: The branch or loop.
+            node: A branch, a loop or an exchange of rows.
             regions: What recorded its regions, in their order, if that is known.
         """
         del regions  # nothing here asks for them again
@@ -199,7 +201,7 @@ class Recorder:
         """
         results = tuple(self._result(leaf) for leaf in leaves)
         self._is_done = True
-        if not any(isinstance(node, Call | Branch | Loop) for node in self._nodes):
+        if not any(isinstance(node, (Call, *CONTROL)) for node in self._nodes):
             raise ProgramError(
                 f"program {self.name!r} computes nothing; got a block without calls of "
                 f"compiled functions; expected at least one; compile them with ml.jit",

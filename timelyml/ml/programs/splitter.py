@@ -10,15 +10,17 @@ from timelyml.ml.programs.flows import (
     Flow,
     Part,
     Repeat,
+    Scatter,
     Step,
     Var,
     WholeFlow,
 )
 from timelyml.ml.programs.ir import Program
 from timelyml.ml.programs.nodes import (
+    CONTROL,
     Arg,
-    Branch,
     Call,
+    Exchange,
     Loop,
     Node,
     Recalled,
@@ -101,7 +103,7 @@ class _Splitter:
         groups: dict[frozenset[int], list[int]] = {}
         controls = []
         for index, node in enumerate(self._nodes):
-            if isinstance(node, Branch | Loop):
+            if isinstance(node, CONTROL):
                 controls.append(index)
             elif isinstance(node, Call):
                 groups.setdefault(self._waits[index], []).append(index)
@@ -148,10 +150,7 @@ class _Splitter:
         for node in self._nodes:
             needed = {ref.node for ref in node.operands}
             found = frozenset().union(*(waits[each] for each in needed))
-            controls = (Branch, Loop)
-            found |= {
-                each for each in needed if isinstance(self._nodes[each], controls)
-            }
+            found |= {each for each in needed if isinstance(self._nodes[each], CONTROL)}
             waits.append(found)
         return waits
 
@@ -186,7 +185,7 @@ class _Splitter:
         node = self._nodes[index]
         if _is_move(node):
             return self._is_used_outside_of(Ref(index), home)
-        return self._waits[index] != home or isinstance(node, Branch | Loop)
+        return self._waits[index] != home or isinstance(node, CONTROL)
 
     def _is_used_outside_of(self, ref: Ref, home: frozenset[int]) -> bool:
         return any(
@@ -231,10 +230,12 @@ class _Splitter:
             program, tuple(map(self._var, inputs)), tuple(map(self._var, outputs))
         )
 
-    def _control(self, node: Node, index: int) -> Choice | Repeat:
-        assert isinstance(node, Branch | Loop)  # noqa: S101 - for the type
-        chooser, *inputs = map(self._var, node.operands)
+    def _control(self, node: Node, index: int) -> Choice | Repeat | Scatter:
+        assert isinstance(node, CONTROL)  # noqa: S101 - for the type
         outputs = tuple(self._var(Ref(index, i)) for i in range(len(node.outputs)))
+        if isinstance(node, Exchange):
+            return self._scatter(node, outputs)
+        chooser, *inputs = map(self._var, node.operands)
         flows = tuple(self._inner(each, len(inputs)) for each in node.regions)
         place = f"the {node.kind} at {node.line}"
         if node.is_replayed:
@@ -251,6 +252,35 @@ class _Splitter:
         given = _given(region, num_passed)
         num_recalled = sum(isinstance(node, Recalled) for node in region.nodes)
         return _Splitter(self._program, region, given, num_passed + num_recalled).flow()
+
+    def _scatter(self, node: Exchange, outputs: tuple[Var, ...]) -> Scatter:
+        """Return the step of an exchange: what arrives is passed on by a computation."""
+        before = [self._value(ref) for ref in node.rows]
+        nodes: list[Node] = [
+            Arg(number, f"value {self._var(ref)}", value)
+            for number, (ref, value) in enumerate(zip(node.rows, before, strict=True))
+        ]
+        count = len(nodes)
+        nodes += [
+            Transfer(Ref(number), value, Route.BETWEEN, node.sparse)
+            for number, value in enumerate(node.outputs)
+        ]
+        arrived = [Ref(count + number) for number in range(count)]
+        nodes.append(_pass_on(self._program, "arrive", arrived, node.outputs))
+        results = tuple(Ref(2 * count, number) for number in range(count))
+        part = Part(
+            _program(self._program, nodes, results, count),
+            tuple(map(self._var, node.rows)),
+            outputs,
+        )
+        return Scatter(
+            tuple(map(self._var, node.matrix)),
+            part,
+            node.shape,
+            None if node.sparse.is_back else node.max_rows,
+            node.outputs,
+            f"the {node.kind} at {node.line}",
+        )
 
     def _value(self, ref: Ref) -> Value:
         return self._nodes[ref.node].outputs[ref.output]

@@ -12,16 +12,18 @@ from timelyml.ml.programs.nodes import (
     Branch,
     Call,
     Constant,
+    Control,
+    Exchange,
     Loop,
     Node,
     Recalled,
     Ref,
     Region,
     Route,
-    SliceNode,
     Transfer,
     Value,
 )
+from timelyml.ml.programs.places import SliceNode
 
 
 def lines(
@@ -130,6 +132,8 @@ def _node_text(node: Node, nodes: Sequence[Node]) -> str:
             return f"recalled {node.number}: {_value_text(node.value)}"
         case Transfer():
             who = {Route.PUT: "put"}.get(node.route, f"transfer {node.route}")
+            if node.sparse is not None:
+                who += " of rows back" if node.sparse.is_back else " of rows"
             return f"{who} {_ref(node.operand, nodes)}: {_value_text(node.value)}"
         case Call():
             count = node.computation.num_results
@@ -145,8 +149,11 @@ def _node_text(node: Node, nodes: Sequence[Node]) -> str:
     return _control_text(node, nodes)
 
 
-def _control_text(node: Branch | Loop, nodes: Sequence[Node]) -> str:
+def _control_text(node: Control, nodes: Sequence[Node]) -> str:
     outputs = ", ".join(map(_value_text, node.outputs))
+    if isinstance(node, Exchange):
+        by = _refs(node.matrix, nodes)
+        return f"{node.kind} {_refs(node.rows, nodes)} by {by}: ({outputs})"
     most = getattr(node, "max_steps", None)
     bound = "" if most is None else f" at most {most} times"
     who = f"replay of {node.kind}" if node.is_replayed else node.kind
@@ -200,8 +207,9 @@ def _box(index: int, node: Node, prefix: str) -> str:
             return f'{name}{{{{"{node.route}"}}}}'
         case Call():
             return f'{name}["{escaped(node.computation.name)}"]'
-        case Branch() | Loop():
-            who = f"replay of {node.kind}" if node.is_replayed else node.kind
+        case Branch() | Loop() | Exchange():
+            is_replayed = getattr(node, "is_replayed", False)
+            who = f"replay of {node.kind}" if is_replayed else node.kind
             return f'{name}{{"{who}"}}'
 
 

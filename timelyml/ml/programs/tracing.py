@@ -259,6 +259,21 @@ def program(
     return wrap if function is None else wrap(function)
 
 
+def alone(name: str, function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function that traces, in a program of its own if none is being traced."""
+    if isinstance(recorder(), Recorder):
+        return function(*args)
+    function.__name__ = name
+    whole = ProgramFunction(
+        function,
+        fuse=False,
+        dispatch="parallel",
+        static_argnums=None,
+        static_argnames=None,
+    )
+    return whole(*args)
+
+
 def _label(function: Callable[..., Any], path: Sequence[Any]) -> str:
     """What the user calls a leaf of the arguments: `state['weights']`."""
     kind, first, *rest = path

@@ -24,6 +24,7 @@ from timelyml.ml.programs.nodes import (
     Arg,
     Branch,
     Call,
+    Exchange,
     Loop,
     Node,
     Ref,
@@ -156,6 +157,10 @@ class _Inserter:
                     self._call(index, node)
                 case Branch() | Loop():
                     self._control(index, node)
+                case Exchange():
+                    matrix = tuple(map(self.read, node.matrix))
+                    rows = tuple(map(self.rebuilder.now, node.rows))
+                    self._put(index, replace(node, operands=(*matrix, *rows)))
                 case _:
                     self.rebuilder.keep(index)
 
@@ -246,9 +251,8 @@ class _Inserter:
         inner = _Inserter(self._program.inside(region))
         inner.all()
         if is_condition:
-            return Region(
-                tuple(inner.rebuilder.nodes), (inner.read(region.results[0]),)
-            )
+            told = inner.read(region.results[0])  # may add a node
+            return Region(tuple(inner.rebuilder.nodes), (told,))
         returned = region.results[: len(node.values)]
         pairs = zip(returned, node.values, strict=True)
         results = [inner.land(ref, wanted) for ref, wanted in pairs]
