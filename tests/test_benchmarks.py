@@ -191,6 +191,19 @@ def test_a_layer_that_is_not_the_dense_one_is_not_measured():
             wrong.round(is_first=True)
 
 
+def test_the_share_of_routing_and_progress_is_that_of_a_trace(capsys):
+    figures = figures_of(capsys, "routing_fraction", "--small", "--steps", "8")
+
+    parts = ("model", "other_operators", "progress", "routing", "waiting")
+    assert sum(figures[part] for part in parts) == pytest.approx(100, abs=0.1)
+    together = figures["routing"] + figures["progress"]
+    assert figures["routing_and_progress"] == pytest.approx(together)
+    busy = 100 - figures["waiting"]
+    assert figures["routing_and_progress.of_busy"] == pytest.approx(
+        100 * together / busy
+    )
+
+
 def test_pipelines_reports_both_kinds_of_dispatch(capsys):
     figures = figures_of(capsys, "pipelines", "--rounds", "1", "--stages", "2", "3")
 
