@@ -80,7 +80,7 @@ def test_time_of_a_device_counts_once_whatever_slices_it_is_in():
         assert waiter.over() == sequence
         waiter.settle()
         assert waiter.over() is None
-    both, inner, other = [each.device_ns for each in said]
+    both, inner, other = [each.done.device_ns for each in said]
     for each in waiters:
         each.close()
     assert both >= 1_000_000_000
@@ -110,7 +110,7 @@ def test_what_another_slice_on_the_same_devices_took_is_over_with_that():
         waiter.settle()
     for waiter, _ in arrays:
         waiter.close()
-    assert [each.sequence for each in said] == [1, 0, 2]
+    assert [each.done.sequence for each in said] == [1, 0, 2]
 
 
 def test_what_was_cut_off_is_not_told_by_another_slice():
@@ -128,4 +128,4 @@ def test_what_was_cut_off_is_not_told_by_another_slice():
     mine.close()
     other.settle()
     other.close()
-    assert [each.sequence for each in said] == [1]
+    assert [each.done.sequence for each in said] == [1]

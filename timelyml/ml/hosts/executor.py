@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -18,6 +17,7 @@ from typing import Any, TypeAlias
 
 from timelyml.ml.hosts.buffers import Buffer, BufferStore, failure_of
 from timelyml.ml.hosts.compiling import Compiler, Loaded, Loader
+from timelyml.ml.hosts.heard import Heard
 from timelyml.ml.hosts.messages import (
     NO_NEEDS,
     Compiled,
@@ -40,6 +40,7 @@ from timelyml.ml.hosts.waiting import (
     Copied,
     Launched,
     Lines,
+    Over,
     Said,
     Started,
     Waiter,
@@ -50,7 +51,7 @@ from timelyml.ml.scheduling import GangKey, LaunchGate, Ticket
 TURN_S = 1e-3
 """How long launches may go on that end at once, before those that are over are told."""
 
-News: TypeAlias = Done | Compiled | Spilled | Left | tuple[int, Pieces]
+News: TypeAlias = Over | Compiled | Spilled | Left | tuple[int, Pieces]
 """What a host has to tell: the controller, or of pieces the peer that they are for."""
 
 
@@ -76,8 +77,8 @@ class Executor:
         self._lines = Lines()
         self._code: dict[Code, Loaded | bytes] = {}  # or why there is none
         self._compiler = Compiler(wake, executables)
-        self._said: deque[Said] = deque()
-        self._saying = threading.Lock()
+        self._heard = Heard(wake)
+        self._hear = self._heard.say
         self._prepares: dict[GangKey, Prepare] = {}
         self._line: deque[Ticket] = deque()  # let through, and not launched yet
         self._is_launching = False
@@ -181,9 +182,15 @@ class Executor:
         for buffer in (*self._runs.lost(peer, error), *self.store.lost(peer, error)):
             self._came(buffer)
 
+    @property
+    def num_ordered(self) -> int:
+        """Gangs that were ordered here and are not over."""
+        return self._gate.num_ordered
+
     def advance(self) -> list[News]:
         """Go on with what became possible; return what there is to tell."""
         said: list[News] = []
+        self._heard.own()
         for identity, slice_, made in self._compiler.finished():
             if self._slices.get(slice_.name) is not slice_:
                 continue  # it stands elsewhere by now
@@ -194,14 +201,14 @@ class Executor:
             self._provide(code)
         until = time.monotonic() + TURN_S
         while self._settle() and time.monotonic() < until:
-            while self._said:
-                said += self._hear_out(self._said.popleft())
+            while self._heard:
+                said += self._hear_out(self._heard.next())
         return said
 
     def has_news(self) -> bool:
         """Whether `advance` would do anything; if not, `wake` is called once it would."""
         due = list(map(Waiter.is_due, self._waiters.values()))  # all, so each watches
-        return bool(self._said or self._compiler) or any(due)
+        return bool(self._heard or self._compiler) or any(due)
 
     def close(self) -> None:
         """End all threads, without waiting for what runs."""
@@ -229,7 +236,7 @@ class Executor:
             (x, each) for each in waiters if (x := each.over()) is not None
         ]:
             min(found, key=lambda each: each[0])[1].settle()  # as devices did them
-        return bool(self._said)
+        return bool(self._heard)
 
     def _hear_out(self, said: Said) -> list[News]:
         """Go on with what a waiter said; return what of it there is to tell."""
@@ -237,8 +244,8 @@ class Executor:
             raise said
         if isinstance(said, Copied):
             return self._spilled(said)
-        if isinstance(said, Done):
-            self._launch(self._gate.finish(said.sequence))
+        if isinstance(said, Over):
+            self._launch(self._gate.finish(said.done.sequence))
         return [said]
 
     def _waiter_of(self, slice_: HostSlice) -> Waiter:
@@ -251,13 +258,6 @@ class Executor:
             free_ns=self._free_ns,
             lines=self._lines,
         )
-
-    def _hear(self, said: Said) -> None:
-        with self._saying:
-            self._said.append(said)
-            is_first = len(self._said) == 1
-        if is_first:  # else whoever came before has woken it
-            self._wake()
 
     def _expect(self, expect: Expect) -> None:
         if self.store.expect(expect, self._slices[expect.slice]):
@@ -367,7 +367,7 @@ class Executor:
         if failure is not None:
             for out in prepare.outs:
                 self.store.put(out, Buffer(prepare.slice, None, failure))
-            self._hear(Done(sequence, 0, ((0, failure),), ()))
+            self._hear(Over(Done(sequence, 0, ((0, failure),), ()), is_awaited=True))
         for out in prepare.outs:
             if out in self.store:
                 self._came(out)

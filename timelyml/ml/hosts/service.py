@@ -25,7 +25,6 @@ from timelyml.ml.hosts.messages import (
     Arrived,
     Coordinator,
     CutOff,
-    Done,
     Formed,
     Leave,
     Leaving,
@@ -41,7 +40,9 @@ from timelyml.ml.hosts.messages import (
 )
 from timelyml.ml.hosts.paced import PacedExecutables
 from timelyml.ml.hosts.slices import HostSlice
+from timelyml.ml.hosts.telling import Untold
 from timelyml.ml.hosts.timing import Arrival, AskTime, Time
+from timelyml.ml.hosts.waiting import Over
 from timelyml.runtime.failure import pack_error
 from timelyml.runtime.service import ServiceSite
 
@@ -64,6 +65,7 @@ class HostService:
             (each for each in site.options["islands"].values() if site.index in each),
             (),
         )
+        self._untold = Untold()
         self._moves: list[Arrival] = []
         self._is_traced = False
         self.refusal = ""
@@ -159,11 +161,20 @@ class HostService:
         for peer, body in self._late.due():
             self._handle(peer, body)
         said = self._executor.advance()
-        self._report(tuple(each for each in said if isinstance(each, Done)))
-        for each in said:
+        now_s = self._site.clock()
+        self._untold.add((each for each in said if isinstance(each, Over)), now_s)
+        others = [each for each in said if not isinstance(each, Over)]
+        # What else is told comes after the launches that were over before.
+        if (
+            others
+            or self._moves
+            or self._untold.is_due(self._executor.num_ordered, now_s)
+        ):
+            self._report()
+        for each in others:
             if isinstance(each, tuple):
                 self._send(*each)
-            elif not isinstance(each, Done):
+            else:
                 self._site.send(CONTROLLER, each, Lane.CONTROL)
         return bool(said)
 
@@ -172,8 +183,9 @@ class HostService:
         return self._executor.has_news()
 
     def next_deadline(self) -> float | None:
-        """Return when a message is due that is held back; other threads wake it."""
-        return self._late.next_due()
+        """Return when something is due that is held back; other threads wake it."""
+        deadlines = self._late.next_due(), self._untold.due_s
+        return min((each for each in deadlines if each is not None), default=None)
 
     def lost(self, peer: int, error: PeerError) -> None:
         """Let programs go on without what the peer would have sent."""
@@ -189,14 +201,15 @@ class HostService:
         del error
         self._executor.close()
 
-    def _report(self, done: tuple[Done, ...]) -> None:
+    def _report(self) -> None:
+        done = self._untold.take()
         if done or self._moves:
             reports = Reports(done, tuple(self._moves))
             self._moves.clear()
             self._site.send(CONTROLLER, reports, Lane.CONTROL)
 
     def _say_time(self, *, is_traced: bool) -> None:
-        self._report(())  # what a trace that ends now has of this host is told before
+        self._report()  # what a trace that ends now has of this host is told before
         self._is_traced = is_traced
         self._site.send(CONTROLLER, Time(time.monotonic_ns()), Lane.CONTROL)
 

@@ -73,7 +73,20 @@ class Copied:
     error: bytes | None = None
 
 
-Said = Done | Left | Spilled | tuple[int, Pieces] | Copied | Exception
+@dataclass(frozen=True, slots=True)
+class Over:
+    """A launch that is over.
+
+    Attributes:
+        is_awaited: Whether it has news for somebody who may wait for it: a result that
+            no later launch takes, or an error.
+    """
+
+    done: Done
+    is_awaited: bool
+
+
+Said = Over | Left | Spilled | tuple[int, Pieces] | Copied | Exception
 """A launch that is over, pieces for a peer, a copy of a buffer, or a bug, after which
 nothing follows."""
 
@@ -265,7 +278,12 @@ class Waiter:
                 errors[each.gang] = failure
         found = tuple(errors.items())
         done = Done(launch.sequence, device_ns, found, tuple(values), ended_ns)
-        self._say(done)
+        outs = (out for each in launch.started for out in each.outs)
+        self._say(Over(done, bool(found) or any(map(self._is_wanted, outs))))
+
+    def _is_wanted(self, out: int) -> bool:
+        """Whether a result may be asked for; hardly ever what the next launch takes."""
+        return out in self._store and not self._store.is_taken(out)
 
     def _look(self, launch: Started, values: list[tuple[int, Any]]) -> bytes | None:
         """Return what a check found; or note the results that are small."""
@@ -277,9 +295,7 @@ class Waiter:
             # Keys would become words by a computation, which is not ours to launch.
             is_small = of.size_bytes <= SMALL_BYTES and of.key_impl is None
             is_whole = array.is_fully_addressable or array.is_fully_replicated
-            # What the next launch takes is hardly ever looked at; who does can ask.
-            is_wanted = out in self._store and not self._store.is_taken(out)
-            if is_small and is_whole and is_wanted:
+            if is_small and is_whole and self._is_wanted(out):
                 with self._store.giving:
                     if not array.is_deleted():
                         values.append((out, to_host(array).copy()))

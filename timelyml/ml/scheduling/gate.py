@@ -118,6 +118,11 @@ class LaunchGate:
         self._prepared.discard(key)
         self._weights.pop(key, None)
 
+    @property
+    def num_ordered(self) -> int:
+        """Gangs that it was given and that are not over."""
+        return len(self._line) + len(self._unfinished)
+
     def awaited(self) -> Ticket | None:
         """Return the gang that is next and not prepared, which holds up the rest."""
         if self._line and self._line[0].key not in self._prepared:
