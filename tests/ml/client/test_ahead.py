@@ -8,11 +8,12 @@ import pytest
 from jax.sharding import AbstractMesh
 
 from tests.ml.controller.world import FLOAT, computation
-from timelyml.ml.client.ahead import MAX_CALLS, Ahead
+from timelyml.ml.client import ahead
+from timelyml.ml.client.ahead import MAX_CALLS, PIECE_CALLS, Ahead
 from timelyml.ml.client.handle import Handle
 from timelyml.ml.client.inbox import Inbox
 from timelyml.ml.client.slices import Slice
-from timelyml.ml.controller import Call, CallProgram, Release
+from timelyml.ml.controller import Call, CallProgram, Finished, Release
 from timelyml.ml.functions import LogicalMesh
 from timelyml.ml.programs import Arg
 from timelyml.testing.leftovers import eventually
@@ -129,14 +130,23 @@ def test_values_are_those_of_single_calls_and_nothing_else_is_left(seed):
     rig.ahead.close()
 
 
-def test_a_loop_becomes_one_message_for_many_calls():
+@pytest.fixture
+def unhurried(monkeypatch):
+    """However slow the machine is, nothing goes before it is full or asked for."""
+    monkeypatch.setattr(ahead, "DELAY_S", 60.0)
+
+
+def test_a_loop_becomes_one_message_for_many_calls(unhurried):
     rig = Rig(0)
     for _ in range(10 * MAX_CALLS):
         rig.held = rig.call(rig.held[-1:], 1)
     rig.check()
     programs = [x for x in rig.sender.messages if isinstance(x, CallProgram)]
-    assert len(rig.sender.programs) == 1
-    assert len(programs) >= 8
+    whole = [
+        x for x in programs if len(rig.sender.programs[x.program].nodes) > MAX_CALLS
+    ]
+    assert len(whole) == 9  # all but the first batch
+    assert len(rig.sender.messages) <= len(whole) + 2 * PIECE_CALLS
     assert all(len(each.outs) == 1 for each in programs)  # the rest has no name
     rig.ahead.close()
 
@@ -157,3 +167,52 @@ def test_a_call_that_nothing_follows_is_sent_all_the_same():
     assert eventually(lambda: rig.sender.messages, 5.0)
     rig.check()
     rig.ahead.close()
+
+
+def test_what_is_left_of_a_loop_goes_in_sizes_that_came_before(unhurried):
+    rig = Rig(0)
+    for num_calls in (MAX_CALLS, MAX_CALLS, MAX_CALLS // 2 + PIECE_CALLS):
+        before = len(rig.sender.messages)
+        for _ in range(num_calls):
+            rig.held = rig.call(rig.held[-1:], 1)
+        rig.check()
+    sent = rig.sender.messages[before:]
+    assert [type(each) for each in sent] == [CallProgram, CallProgram, Release]
+    rig.ahead.close()
+
+
+def busy_rig():
+    rig = Rig(0)
+    rig.inbox.pace_s = 1.0
+    rig.inbox.begin_call(4)
+    rig.held += rig.call(rig.held[:1], 1)
+    return rig
+
+
+def test_calls_are_kept_while_others_keep_devices_busy(monkeypatch):
+    monkeypatch.setattr(ahead, "MAX_DELAY_S", 60.0)
+    rig = busy_rig()
+    rig.ahead.flush_late()
+    assert not rig.sender.messages
+    rig.inbox.pace_s = 0.0
+    assert eventually(lambda: rig.sender.messages, 5.0)
+    rig.check()
+    rig.ahead.close()
+
+
+def test_calls_are_not_kept_for_ever_by_others_that_do_not_end():
+    rig = busy_rig()
+    assert eventually(lambda: rig.sender.messages, 5.0)
+    rig.ahead.close()
+
+
+def test_programs_say_nothing_of_how_long_a_call_takes():
+    inbox = Inbox(1 << 20)
+    inbox.begin_call()
+    inbox.receive(Finished(1, (), ()))
+    pace_s = inbox.pace_s
+    assert pace_s > 0
+    for _ in range(100):
+        inbox.begin_call(is_program=True)
+        inbox.receive(Finished(1, (), ()))
+    assert inbox.pace_s == pace_s

@@ -11,13 +11,13 @@ would be alone, so results are the same bits.
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import TypeAlias
 
 from timelyml.errors import TimelyError
+from timelyml.ml.client.batches import Batch, Key, Part
 from timelyml.ml.client.handle import Handle
 from timelyml.ml.client.inbox import Inbox
 from timelyml.ml.client.link import Link
@@ -25,101 +25,34 @@ from timelyml.ml.client.releases import Releases
 from timelyml.ml.client.slices import Slice
 from timelyml.ml.controller.messages import Call, CallProgram, Release
 from timelyml.ml.functions import Computation, TracedCall
-from timelyml.ml.functions.specs import logical_mesh
-from timelyml.ml.programs import Arg, Program, Ref, SliceNode, Value
-from timelyml.ml.programs import Call as CallNode
+from timelyml.ml.programs import Program
 
-MAX_CALLS = 16
-"""That travel together: as many as hosts launch without a look at anything else."""
+MAX_CALLS = 128
+"""That travel together; to hosts they are blocks, so that others may go in between."""
 
-BATCH_S = 4e-3
+PIECE_CALLS = 16
+"""Of a sequence that has not come before, such parts may have."""
+
+BATCH_S = 8e-3
 """How long these may take together; whoever waits for one waits for all of them."""
 
 MIN_UNDER_WAY = 16
 """Calls that keep devices busy while others are collected."""
 
-MAX_PACE_S = BATCH_S / 2
+MAX_PACE_S = 2e-3
 """Calls that take longer go alone; what they cost is little to that."""
 
 SMALL_BYTES = 1 << 16
 """Of all arguments and results; larger ones may have to be spilled one by one."""
 
 DELAY_S = 1e-3
-"""How long a call is kept for others to join it."""
+"""How long a call is kept for others to join it, while devices may need it."""
+
+MAX_DELAY_S = 20e-3
+"""How long while what is under way keeps devices busy."""
 
 MAX_SEQUENCES = 64
 """That are remembered; programs whose calls never come in the same order need none."""
-
-_Operand: TypeAlias = tuple[int, int]
-"""A call of the batch and which of its results; or -1 and a place among the inputs."""
-
-_Sequence: TypeAlias = tuple[object, ...]
-
-
-@dataclass(slots=True)
-class _Batch:
-    """Calls that were collected, all on one slice.
-
-    Attributes:
-        most: How many calls it may become.
-        calls: Of each, the computation and where its operands come from.
-        inputs: Handles that come from outside, each once.
-        results: Of each call, its handles; whoever wants them holds them.
-        numbers: Of these, their buffers.
-        made: Where a buffer comes from that is none of the inputs.
-    """
-
-    slice: Slice
-    most: int
-    calls: list[tuple[Computation, tuple[_Operand, ...]]] = field(default_factory=list)
-    inputs: dict[int, Handle] = field(default_factory=dict)
-    results: list[list[weakref.ref[Handle]]] = field(default_factory=list)
-    numbers: list[tuple[int, ...]] = field(default_factory=list)
-    made: dict[int, _Operand] = field(default_factory=dict)
-
-    def add(
-        self,
-        computation: Computation,
-        operands: Sequence[Handle],
-        results: Sequence[Handle],
-    ) -> None:
-        """Add a call."""
-        found = []
-        for each in operands:
-            place = self.made.get(each.buffer)
-            if place is None:
-                self.inputs.setdefault(each.buffer, each)
-                place = -1, list(self.inputs).index(each.buffer)
-            found.append(place)
-        number = len(self.calls)
-        self.calls.append((computation, tuple(found)))
-        self.results.append([weakref.ref(each) for each in results])
-        self.numbers.append(tuple([each.buffer for each in results]))
-        for position, each in enumerate(results):
-            self.made[each.buffer] = number, position
-
-    def program(self, wanted: Sequence[_Operand]) -> Program:
-        """Return the program that these calls are, if so much of them is wanted."""
-        num_inputs = len(self.inputs)
-
-        def ref(place: _Operand) -> Ref:
-            number, position = place
-            return Ref(position) if number < 0 else Ref(num_inputs + number, position)
-
-        args = [
-            Arg(position, f"x{position}", Value(each.type, each.spec, self.slice.name))
-            for position, each in enumerate(self.inputs.values())
-        ]
-        calls = [
-            CallNode(computation, self.slice.name, tuple(map(ref, operands)))
-            for computation, operands in self.calls
-        ]
-        node = SliceNode(
-            self.slice.name, logical_mesh(self.slice.mesh), self.slice.platform
-        )
-        name = " ".join(dict.fromkeys(each.name for each, _ in self.calls))
-        results = tuple(map(ref, wanted))
-        return Program(name, (node,), (*args, *calls), results, num_inputs)
 
 
 class Ahead:
@@ -144,9 +77,9 @@ class Ahead:
         self._releases = releases
         self._register = register
         self._lock = threading.Lock()
-        self._batch: _Batch | None = None
+        self._batch: Batch | None = None
         # Of each sequence that came, its program; None until it comes again.
-        self._numbers: dict[_Sequence, int | None] = {}
+        self._numbers: dict[Key, int | None] = {}
         self._given_back: set[str] = set()
         self._bell: SimpleQueue[bool] = SimpleQueue()
         self._is_closed = threading.Event()
@@ -158,7 +91,7 @@ class Ahead:
         inbox = self._inbox
         if (
             inbox.num_unfinished >= MIN_UNDER_WAY
-            and inbox.pace_s <= MAX_PACE_S
+            and 0 < inbox.pace_s <= MAX_PACE_S
             and call.slice.name not in self._given_back
             and _may_travel(call)
         ):
@@ -173,7 +106,7 @@ class Ahead:
         operands: Sequence[Handle],
         results: Sequence[Handle],
     ) -> None:
-        """Take a call; it is sent within a millisecond or so."""
+        """Take a call; it is sent before devices have nothing else to do."""
         with self._lock:
             batch = self._batch
             # What is full goes only now: by this time `x` of `x = f(x)` is let go of.
@@ -182,7 +115,8 @@ class Ahead:
             ):
                 self._send()
             if self._batch is None:
-                self._batch = _Batch(slice_, _most_at(self._inbox.pace_s))
+                most = _most_at(self._inbox.pace_s)
+                self._batch = Batch(slice_, most, time.monotonic())
                 self._ring()
             self._batch.add(computation, operands, results)
 
@@ -214,6 +148,19 @@ class Ahead:
             with self._lock:
                 self._send()
 
+    def flush_late(self) -> None:
+        """Send what has been kept long enough; what was not is looked at again."""
+        inbox = self._inbox
+        with self._lock:
+            if self._batch is None:
+                return
+            age_s = time.monotonic() - self._batch.began_s
+            is_needed = inbox.num_unfinished * inbox.pace_s < 2 * DELAY_S
+            if age_s >= (DELAY_S if is_needed else MAX_DELAY_S):
+                self._send()
+            else:
+                self._ring()
+
     def forget(self, slice_: Slice) -> None:
         """Send what was collected, and let calls on a slice go alone from now on."""
         self.flush()
@@ -237,7 +184,8 @@ class Ahead:
         self._link.send(message)
 
     def _start_now(self, message: object, num_calls: int = 1) -> None:
-        self._inbox.begin_call(num_calls)
+        is_program = num_calls == 1 and not isinstance(message, Call)
+        self._inbox.begin_call(num_calls, is_program=is_program)
         self._releases.flush()
         self._send_now(message)
 
@@ -246,58 +194,51 @@ class Ahead:
         if batch is None:
             return
         # Whoever is held until all is sent is let go after that, and not before.
-        held = [[ref() for ref in results] for results in batch.results]
-        wanted = [
-            (number, position)
-            for number, results in enumerate(held)
-            for position, each in enumerate(results)
-            if each is not None and not each.is_deleted()
-        ]
-        number = self._program_of(batch, wanted)
-        if number is None:
-            self._send_each(batch, wanted)
-        else:
-            outs = tuple([batch.numbers[call][position] for call, position in wanted])
-            message = CallProgram(number, tuple(batch.inputs), outs)
-            self._start_now(message, len(batch.calls))
-        del held
+        handles = [ref() for ref in batch.results]
+        held = {x.buffer for x in handles if x is not None and not x.is_deleted()}
+        named: list[int] = []
+        start, num_left = 0, len(batch.calls)
+        while num_left:  # sizes of which there are few, so that they come again
+            size = 1 << (num_left.bit_length() - 1)
+            named += self._send_part(batch, start, start + size, held)
+            start, num_left = start + size, num_left - size
+        # That they went may have been told already, when nobody knew of them.
+        gone = [each for each in named if each not in held]
+        if gone:
+            self._send_now(Release(tuple(gone)))
+        del handles
 
-    def _program_of(self, batch: _Batch, wanted: Sequence[_Operand]) -> int | None:
+    def _send_part(
+        self, batch: Batch, start: int, stop: int, held: set[int]
+    ) -> list[int]:
+        """Send calls as one program, or in smaller parts; return what has a name now."""
+        size = stop - start
+        part = Part(batch, start, stop, held)
+        number = self._program_of(batch, part) if size > 1 and part.outs else None
+        if number is not None:
+            self._start_now(CallProgram(number, part.inputs, part.outs), size)
+            return list(part.outs)
+        if size > PIECE_CALLS:
+            middle = start + size // 2
+            first = self._send_part(batch, start, middle, held)
+            return first + self._send_part(batch, middle, stop, held)
+        for computation, args, outs in part.calls:
+            name = batch.slice.name
+            self._start_now(Call(computation.identity, name, args, outs))
+        return [out for _, _, outs in part.calls for out in outs]
+
+    def _program_of(self, batch: Batch, part: Part) -> int | None:
         """Return the program of a sequence of calls that came before."""
-        if len(batch.calls) < 2 or not wanted:
-            return None
-        key = (
-            batch.slice.name,
-            tuple([(each.identity, operands) for each, operands in batch.calls]),
-            tuple([(each.type, each.spec) for each in batch.inputs.values()]),
-            tuple(wanted),
-        )
+        key = part.key(batch)
         if key not in self._numbers:
             if len(self._numbers) < MAX_SEQUENCES:
                 self._numbers[key] = None
             return None
         number = self._numbers[key]
         if number is None:
-            number = self._register(batch.program(wanted))
+            number = self._register(part.program(batch))
             self._numbers[key] = number
         return number
-
-    def _send_each(self, batch: _Batch, wanted: Sequence[_Operand]) -> None:
-        inputs = tuple(batch.inputs)
-        for (computation, operands), outs in zip(
-            batch.calls, batch.numbers, strict=True
-        ):
-            args = [
-                inputs[position] if call < 0 else batch.numbers[call][position]
-                for call, position in operands
-            ]
-            name = batch.slice.name
-            self._start_now(Call(computation.identity, name, tuple(args), outs))
-        kept = set(wanted)
-        # That they went may have been told already, when nobody knew of them.
-        gone = [n for n, place in batch.made.items() if place not in kept]
-        if gone:
-            self._send_now(Release(tuple(gone)))
 
     def _ring(self) -> None:
         if self._thread is None:
@@ -315,8 +256,8 @@ class Ahead:
 def _most_at(pace_s: float) -> int:
     """Return how many calls may travel together; few numbers, so that they come again.
 
-    >>> _most_at(60e-6), _most_at(1.2e-3)
-    (16, 2)
+    >>> _most_at(60e-6), _most_at(100e-6), _most_at(1.2e-3)
+    (128, 64, 4)
     """
     most = MAX_CALLS
     while most > 2 and most * pace_s > BATCH_S:
@@ -345,7 +286,7 @@ def _serve(
         if ahead is None:
             return
         try:
-            ahead.flush()
+            ahead.flush_late()
         except TimelyError:  # the client hears of the end by itself
             return
         del ahead

@@ -23,6 +23,9 @@ from timelyml.ml.controller.messages import (
 )
 from timelyml.runtime.failure import unpack_error
 
+PACE_CALLS = 64
+"""How many calls are looked at to tell how long one takes; more or less."""
+
 
 class Inbox:
     """Takes what the controller says, and lets threads wait for it.
@@ -46,10 +49,12 @@ class Inbox:
         self._answers: dict[int, Any] = {}
         self._fetching: set[int] = set()
         self._num_unfinished = 0
-        self._weights: deque[int] = deque()  # of messages under way: calls in each
+        # Of messages under way: calls in each, and whether it is a program's.
+        self._weights: deque[tuple[int, bool]] = deque()
         self._finished_at = 0.0
         self.pace_s = 0.0
-        """How long a call takes on average, of those that follow one another."""
+        """How long a call takes on average, of those that follow one another; 0 if that
+        is not known."""
         self._end: TimelyError | None = None  # why nothing will be answered any more
 
     @property
@@ -75,15 +80,20 @@ class Inbox:
         """Calls that are not over."""
         return self._num_unfinished
 
-    def begin_call(self, num_calls: int = 1) -> None:
-        """Count one more message of so many calls, once there are few enough."""
+    def begin_call(self, num_calls: int = 1, *, is_program: bool = False) -> None:
+        """Count one more message of so many calls, once there are few enough.
+
+        Args:
+            num_calls: Of computations, all alike in how long they take.
+            is_program: Whether it is none of these, but a program, that may take longer.
+        """
         with self._changed:
             while self._num_unfinished >= self.max_unfinished_calls and self.is_open:
                 self._changed.wait()
             if not self._weights:
                 self._finished_at = time.monotonic()
             self._num_unfinished += num_calls
-            self._weights.append(num_calls)
+            self._weights.append((num_calls, is_program))
 
     def begin_fetch(self, handle: Handle) -> bool:
         """Note that the elements of a value are asked for; False if they were."""
@@ -162,12 +172,16 @@ class Inbox:
         """Count messages whose calls are over, on one slice in the order of sending."""
         if not num_messages:
             return
-        ended = sum(self._weights.popleft() for _ in range(num_messages))
+        messages = [self._weights.popleft() for _ in range(num_messages)]
+        ended = sum(num_calls for num_calls, _ in messages)
         self._num_unfinished -= ended
         now = time.monotonic()
         pace_s = (now - self._finished_at) / ended
         self._finished_at = now
-        self.pace_s += (pace_s - self.pace_s) / 4
+        if any(is_program for _, is_program in messages):
+            return
+        # A single call, which may have waited for anything, says less than many.
+        self.pace_s += (pace_s - self.pace_s) * min(1 / 4, ended / PACE_CALLS)
 
     def _on_fetched(self, message: Fetched) -> None:
         self._fetching.discard(message.buffer)
