@@ -166,7 +166,7 @@ def test_dispatch_reports_calls_and_programs_beside_plain_jax(capsys):
     figures = figures_of(capsys, "dispatch", *sizes)
 
     assert figures["jax_2_devices_per_s.ratio_to_jax"] == 1
-    for what in ("op_by_op", "chained", "chained_fuse", "fused"):
+    for what in ("jax_bare", "op_by_op", "chained", "chained_fuse", "fused"):
         assert figures[f"{what}_2_devices_per_s"] > 0
 
 
