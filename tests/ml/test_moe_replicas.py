@@ -119,8 +119,11 @@ def test_replicas_are_chosen_by_load():
     assert replicas_by_load(np.array([5, 5, 1, 1]), 1, num_shards=2) == {0: 2}
     assert replicas_by_load([1, 100, 1], 4, num_shards=3) == {0: 2, 1: 3, 2: 2}
     assert replicas_by_load([3, 2, 1], 0, num_shards=3) == {}
-    with pytest.raises(ConfigError, match="got 7 more for counts"):
-        replicas_by_load([1, 2, 3], 7, num_shards=3)
+    counted = MoE(num_experts=4, num_shards=2, replicas={np.int64(1): np.int32(2)})
+    assert hash(counted) == hash(MoE(num_experts=4, num_shards=2, replicas=((1, 2),)))
+    for counts, extra in (([1, 2, 3], 7), ([1, 2], "x"), ([1, np.nan], 1), ("ab", 0)):
+        with pytest.raises(ConfigError, match=f"got {extra!r} more for counts"):
+            replicas_by_load(counts, extra, num_shards=3)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +53,7 @@ class Stands:
     ) -> Stands:
         """Take what a user gave; equal for equal replicas."""
         try:
-            given = tuple(dict(replicas).items())
+            given = tuple((_plain(e), _plain(n)) for e, n in dict(replicas).items())
         except (TypeError, ValueError):
             raise _wrong(repr(replicas), "numbers of shards by expert") from None
         checked = cls(num_experts, num_shards, given)
@@ -139,10 +140,11 @@ def replicas_by_load(
     {0: 3, 2: 2}
     """
     rows = np.asarray(counts)
-    most = len(rows) * (num_shards - 1) if rows.ndim == 1 else 0
-    if rows.ndim != 1 or (rows < 0).any() or not 0 <= extra <= most:
+    is_right = rows.ndim == 1 and rows.dtype.kind in "iuf" and bool((rows >= 0).all())
+    most = len(rows) * (num_shards - 1) if is_right else 0
+    if not is_right or not _is_int(extra) or not 0 <= extra <= most:
         raise _wrong(
-            f"{extra!r} more for counts {rows.tolist()}",
+            f"{extra!r} more for counts {rows.tolist()} on {num_shards} shards",
             f"0 to {most}, and one count, 0 or more, for each expert",
         )
     replicas = np.ones(len(rows), int)
@@ -150,6 +152,11 @@ def replicas_by_load(
         share = np.where(replicas < num_shards, rows / replicas, -1.0)
         replicas[int(np.argmax(share))] += 1
     return {expert: int(n) for expert, n in enumerate(replicas) if n > 1}
+
+
+def _plain(value: Any) -> Any:
+    """Give an integer of numpy as Python's own; anything else as it is."""
+    return int(value) if isinstance(value, np.integer) else value
 
 
 def _is_int(value: object) -> bool:
