@@ -91,6 +91,7 @@ class ZmqTransport:
         self._max_frame_bytes = max_frame_bytes
         self._links: dict[int, OutgoingLink] = {}
         self._lost: dict[int, str] = {}
+        self._leaving: list[OutgoingLink] = []  # to peers that are to hear of it last
         self._deadlines: dict[int, float] = {}  # of broken links, until reported
         self._receives = 0
         # One for both ways: each has a thread, which takes a core from its worker.
@@ -115,6 +116,7 @@ class ZmqTransport:
         self._poller.register(self._wake_fd, zmq.POLLIN)
         self._lanes = {pull: lane for lane, pull in enumerate(self._inbox.sockets)}
         self._ready: list[tuple[Any, int]] = []  # what `poll` or `wait` saw
+        self._is_calm = False  # nothing was there at the look before that
 
     def connect(self, peer: int, endpoint: Endpoint) -> None:
         """Open the link to a peer; it may start to listen later."""
@@ -175,10 +177,13 @@ class ZmqTransport:
         # One poll of both lanes takes 2 us; a failed `recv` alone takes 5.
         ready = self._ready or self._poller.poll(0)
         self._ready = []
+        if self._leaving:
+            self._part()
         for source, _ in ready:
             lane = self._lanes.get(source)
             if lane is not None:
-                arrived += self._inbox.take(lane)
+                arrived += self._inbox.take(lane, is_calm=self._is_calm)
+        self._is_calm = not ready
         self._receives += 1
         if self._deadlines or self._receives >= _RECEIVES_PER_CHECK:
             self._check_links()
@@ -213,8 +218,14 @@ class ZmqTransport:
         if reason == CLOSED or link.broken() is not None:
             link.close(0)
         else:  # it lives, and must not wait for this one in vain
+            self._leaving.append(link)
+
+    def _part(self) -> None:
+        """Tell peers whose links were given up, after the owner could tell why."""
+        for link in self._leaving:
             self._bid_farewell(link)
             link.close(self._linger_ms)
+        self._leaving.clear()
 
     def _bid_farewell(self, link: OutgoingLink) -> None:
         for lane in Lane:
@@ -238,6 +249,7 @@ class ZmqTransport:
         """Note which lanes have something, for `receive`; True for a wake as well."""
         self._ready = ready = self._poller.poll(timeout_ms)
         if not ready:
+            self._is_calm = True
             return False
         if ready[-1][0] == self._wake_fd:
             ready.pop()
@@ -259,6 +271,7 @@ class ZmqTransport:
         if self.is_closed:
             return
         self.is_closed = True
+        self._part()
         for link in self._links.values():
             self._bid_farewell(link)
         deadline = time.monotonic() + min(_SETTLE_S, self._linger_ms / 1000)

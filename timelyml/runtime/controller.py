@@ -383,7 +383,7 @@ class Controller:
             self._transport.send(worker, message, lane)
         except PeerLostError as error:
             what = f"cannot be reached: {error}"
-            self.post(lambda: self.lose_worker(worker, what))
+            self.post(lambda: self._suspect(lambda: self.lose_worker(worker, what)))
 
     def _send(self, effect: Send) -> None:
         try:
