@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+import timelyml
+
+PACKAGES = Path(timelyml.__file__).parents[1]  # where its modules may be compiled
 TIMEOUT_S = 60.0
 
 
@@ -15,7 +17,8 @@ def start(code, *, cwd, argv=("program.py",), keep_stdin=False, **variables):
     """Start a program; `argv` is the script it is in, or "-" for stdin."""
     if argv[0] != "-":
         Path(cwd, argv[0]).write_text(code)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGES), "PYTHONUNBUFFERED": "1"}
+    environment.pop("PYTHONSAFEPATH", None)  # a script finds what lies beside it
     environment |= variables
     process = subprocess.Popen(
         [sys.executable, *argv],

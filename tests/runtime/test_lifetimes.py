@@ -113,6 +113,7 @@ def test_a_run_keeps_its_cluster_alive_until_its_result_is_there(mode, nothing_l
     assert run.result(60)["out"] == [1]
 
 
+@pytest.mark.sources
 @pytest.mark.parametrize("where", ["inline", "threads"])
 def test_what_operators_started_ends_with_a_session_that_broke(where, nothing_left):
     async def never(x):

@@ -173,7 +173,8 @@ class Codec:
             failure = self._failure(error, body)
             if failure is error:
                 raise
-            raise failure from error
+            failure.__cause__ = error  # compiled code forgets `from`
+            raise failure  # noqa: B904
         finally:
             self._buffers = []
 

@@ -16,6 +16,7 @@ from hmac import compare_digest
 from typing import Any, NamedTuple
 
 from timelyml.errors import WireError
+from timelyml.progress import new_tuple
 
 MAGIC = b"tmly"
 VERSION = 1
@@ -82,7 +83,9 @@ def read_frames(frames: Sequence[Any], token: bytes) -> Received:
     if len(frames) != 1 + count:
         raise _refused("frames", f"{len(frames)} frames", f"{1 + count}")
     if not count:
-        return Received(lane, kind, sender, sequence, first[HEADER_BYTES:], ())
+        fields = (lane, kind, sender, sequence, first[HEADER_BYTES:], ())
+        received: Received = new_tuple(Received, fields)
+        return received
     start = HEADER_BYTES + 8 * count
     if len(first) < start:
         raise _refused("short", f"{len(first)} bytes", f"{start} or more")

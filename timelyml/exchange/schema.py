@@ -245,6 +245,11 @@ def _field_of(
         return _union_field(arguments, registry, any_field)
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
         return _tuple_field(arguments[0], registry, any_field)
+    if hint is tuple:
+        raise InvariantError(
+            "a field of a message says nothing of its items; got a bare tuple; expected "
+            "tuple[...]; keep its class out of the compiled modules, which forget it"
+        )
     return _Field(any_field if hint is Any else None, None)
 
 

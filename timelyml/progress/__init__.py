@@ -1,13 +1,13 @@
 """Progress tracking: timestamps, frontiers, capabilities and the protocol."""
 
 from timelyml.progress.antichain import Antichain, MutableAntichain
+from timelyml.progress.batch import ProgressBatch, new_tuple
 from timelyml.progress.capability import Capability, CapabilityTable, Holding
 from timelyml.progress.capability_set import CapabilitySet
 from timelyml.progress.change_batch import ChangeBatch
 from timelyml.progress.frontier import Frontier
 from timelyml.progress.protocol import (
     ProgressAccumulator,
-    ProgressBatch,
     ProgressInbox,
     ProgressLog,
 )
@@ -16,6 +16,7 @@ from timelyml.progress.summary import Summary
 from timelyml.progress.timestamp import (
     TIME_LIMIT,
     Timestamp,
+    UserTime,
     check_time,
     depth_of,
     epoch_of,
@@ -46,6 +47,7 @@ __all__ = [
     "Summary",
     "Timestamp",
     "Tracker",
+    "UserTime",
     "check_time",
     "depth_of",
     "epoch_of",
@@ -54,4 +56,5 @@ __all__ = [
     "less_than",
     "meet",
     "minimum",
+    "new_tuple",
 ]

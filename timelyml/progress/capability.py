@@ -19,6 +19,7 @@ from timelyml.progress.antichain import MutableAntichain
 from timelyml.progress.timestamp import (
     TIME_LIMIT,
     Timestamp,
+    UserTime,
     check_time,
     depth_of,
     less_equal,
@@ -72,7 +73,7 @@ class Capability:
         self._check_held("cloned")
         return self._table.mint(self.location, self._time, site or self.site)
 
-    def delayed(self, time: Timestamp, site: str | None = None) -> Capability:
+    def delayed(self, time: UserTime, site: str | None = None) -> Capability:
         """Return another capability, for `time`, which must not be before this one.
 
         Raises:
@@ -82,7 +83,7 @@ class Capability:
         self._check_later(time, "delayed")
         return self._table.mint(self.location, time, site or self.site)
 
-    def downgrade(self, time: Timestamp) -> None:
+    def downgrade(self, time: UserTime) -> None:
         """Give up the right to send before `time`.
 
         Raises:
@@ -148,7 +149,7 @@ class Capability:
                 site=self.site,
             )
 
-    def _check_later(self, time: Timestamp, action: str) -> None:
+    def _check_later(self, time: UserTime, action: str) -> None:
         now = self._time
         if type(time) is int and type(now) is int and now <= time < TIME_LIMIT:
             return  # spares 2 us

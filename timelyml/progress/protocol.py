@@ -10,26 +10,13 @@ their sum under its own sequence. (Naiad, section 3.3; its accumulators.)
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from timelyml.errors import ProgressProtocolError
 from timelyml.progress.antichain import MutableAntichain
+from timelyml.progress.batch import ProgressBatch, new_tuple
 from timelyml.progress.change_batch import ChangeBatch
 from timelyml.progress.timestamp import Timestamp
 from timelyml.progress.tracker import Change, Tracker
-
-
-class ProgressBatch(NamedTuple):
-    """Changes of pointstamps that are applied together, or not at all.
-
-    `sequence` counts the batches of `sender` in `generation` from 0. A message by
-    itself, of every step: a tuple takes 0.3 us to make, a frozen dataclass 1.
-    """
-
-    generation: int
-    sender: int
-    sequence: int
-    changes: tuple[Change, ...]
 
 
 class ProgressLog:
@@ -88,12 +75,9 @@ class ProgressLog:
                 return None
         if not changes:
             return None
-        batch = ProgressBatch(
-            self.generation,
-            self.sender,
-            self._sequence,
-            tuple([(place, time, delta) for (place, time), delta in changes]),
-        )
+        flat = tuple([(place, time, delta) for (place, time), delta in changes])
+        fields = (self.generation, self.sender, self._sequence, flat)
+        batch: ProgressBatch = new_tuple(ProgressBatch, fields)
         self._sequence += 1
         return batch
 

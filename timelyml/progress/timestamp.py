@@ -10,11 +10,18 @@ it: good for sorting and for heaps, silently wrong as progress.
 from __future__ import annotations
 
 from operator import le
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from timelyml.errors import TimeError
 
 Timestamp: TypeAlias = int | tuple[int, ...]
+
+UserTime: TypeAlias = Any
+"""A timestamp as user code hands it over, before it is checked.
+
+Where a parameter says `Timestamp`, compiled code refuses anything else by a bare
+TypeError, before the check that would explain.
+"""
 
 TIME_LIMIT = 2**63
 """Every coordinate is at least 0 and below this."""

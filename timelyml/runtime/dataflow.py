@@ -16,10 +16,16 @@ from typing import Any
 from timelyml.errors import PayloadError
 from timelyml.exchange import CONTROLLER, Codec, Lane, SpillingQueue
 from timelyml.graph import ChannelSpec, Graph
-from timelyml.progress import CapabilityTable, ProgressBatch, Timestamp, Tracker
+from timelyml.progress import (
+    CapabilityTable,
+    ProgressBatch,
+    Timestamp,
+    Tracker,
+    new_tuple,
+)
 from timelyml.runtime.agenda import in_graph_order
 from timelyml.runtime.build import build_instances, initial_counts
-from timelyml.runtime.channels import Arrival, Outbox, OutChannel, new_tuple
+from timelyml.runtime.channels import Arrival, Outbox, OutChannel
 from timelyml.runtime.config import INPUT_KIND, RunConfig
 from timelyml.runtime.epochs import EpochGate
 from timelyml.runtime.event_log import EventLog, Sender
@@ -174,12 +180,9 @@ class Dataflow:
 
     def next_deadline(self) -> float | None:
         """When `step` has to be called again even if nothing arrives."""
-        deadlines = (
-            self._timers.due_at(),
-            self._refunds.due_at(),
-            self.progress.controller_due(),
-        )
-        return min((due for due in deadlines if due is not None), default=None)
+        timers, refunds = self._timers.due_at(), self._refunds.due_at()
+        times = (timers, refunds, self.progress.controller_due())
+        return min([due for due in times if due is not None], default=None)
 
     def is_done(self) -> bool:
         """Whether nothing can happen any more, and nothing is left to do for it."""
@@ -348,8 +351,8 @@ class Dataflow:
             rides = batch is not None and is_broadcast and size <= PIGGYBACK_BYTES
             if rides:
                 told.add(peer)
-            message = DataMessage(self.generation, blocks, batch if rides else None)
-            self._send_data(peer, message)
+            fields = (self.generation, blocks, batch if rides else None)
+            self._send_data(peer, new_tuple(DataMessage, fields))
         if batch is not None:
             self._tell(batch, told)
         if is_broadcast:

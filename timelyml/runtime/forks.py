@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import weakref
 from typing import Any, NoReturn, Protocol
 
 EXIT_FORKED = 4
@@ -53,12 +52,17 @@ class Forkable(Protocol):
         """End the process as soon as it acts as the worker: it is a fork."""
 
 
-_workers: weakref.WeakSet[Forkable] = weakref.WeakSet()  # as hooks cannot be taken back
+_workers: set[Forkable] = set()  # a compiled worker takes no weak reference
 
 
 def watch(worker: Forkable) -> None:
-    """Let every fork of this process disown a worker."""
+    """Let every fork of this process disown a worker, until it is forgotten."""
     _workers.add(worker)
+
+
+def forget(worker: Forkable) -> None:
+    """Take that back: the worker has left, or was never watched."""
+    _workers.discard(worker)
 
 
 def _disown_all() -> None:

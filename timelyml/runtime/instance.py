@@ -19,12 +19,13 @@ from timelyml.progress import (
     Frontier,
     Timestamp,
     Tracker,
+    UserTime,
+    new_tuple,
 )
 from timelyml.runtime.channels import (
     ALL_LOCAL_SHARDS,
     Arrival,
     OutChannel,
-    new_tuple,
 )
 from timelyml.runtime.completion import Completion
 from timelyml.runtime.dense import DenseInput
@@ -68,7 +69,7 @@ class OperatorInstance:
         self.outputs = outputs
         self.now: Callable[[], float] = turn.now
         self._rights = Rights(spec, output_locations, table)
-        self.may_send: Callable[[int, Timestamp], bool] = self._rights.may_send
+        self.may_send: Callable[[int, UserTime], bool] = self._rights.may_send
         self.shards = {index: Shard(self, index, outputs) for index in local_shards}
         self.queue: deque[Arrival] = deque()
         self.spilled: list[Any] = []  # queues of channels inside cycles
@@ -91,7 +92,7 @@ class OperatorInstance:
         self.request = self._requests.ask
         self.wait_for = self._requests.wait_for
         self.notifications = self._requests.notifications
-        self._steps: Iterator[Wait | None] | None = None
+        self._steps: Iterator[Any] | None = None
         self._waits = False  # until a shard is activated
         self._frontier_moved = False
         self._activated: set[int] = set()
@@ -184,14 +185,14 @@ class OperatorInstance:
             return False
         return True
 
-    def _begin(self, steps: Iterator[Wait | None]) -> None:
+    def _begin(self, steps: Iterator[Any]) -> None:
         self._steps = steps
         self._continue()
 
     def _continue(self) -> None:
         assert self._steps is not None  # noqa: S101  for the type checker
         try:
-            step: Wait | None = next(self._steps)
+            step: Any = next(self._steps)  # whatever user code yields
             self._waits = step is not None
             if self._waits and not isinstance(step, Wait):
                 raise _wrong_step(self.name, "yielded", step)
@@ -230,19 +231,17 @@ class OperatorInstance:
         on_batch = self._on_batch
         if on_batch is None:
             return None
-        steps: Steps = on_batch(shard, delivery)  # mypyc would infer None
+        steps: Any = on_batch(shard, delivery)  # mypyc would infer None
         return steps if steps is None else self._checked(steps)
 
     def _go_on(
-        self, shard: Shard, arrival: Arrival, steps: Iterator[Wait | None]
-    ) -> Iterator[Wait | None]:
+        self, shard: Shard, arrival: Arrival, steps: Iterator[Any]
+    ) -> Iterator[Any]:
         yield from steps
         self._heard(shard, arrival)
         self._consumed(arrival)
 
-    def _hand_to_all(
-        self, arrival: Arrival, delivery: Delivery
-    ) -> Iterator[Wait | None]:
+    def _hand_to_all(self, arrival: Arrival, delivery: Delivery) -> Iterator[Any]:
         for shard in self.shards.values():
             yield from self._hand(shard, delivery) or ()
             self._heard(shard, arrival)
@@ -285,8 +284,8 @@ class OperatorInstance:
         self._rights.end()
 
     def _go_on_notified(
-        self, notification: Notification, steps: Iterator[Wait | None]
-    ) -> Iterator[Wait | None]:
+        self, notification: Notification, steps: Iterator[Any]
+    ) -> Iterator[Any]:
         yield from steps
         self._delivered(notification)
 
@@ -294,7 +293,7 @@ class OperatorInstance:
         for capability in notification.capabilities:
             capability.release()
 
-    def _checked(self, steps: Iterator[Wait | None]) -> Iterator[Wait | None]:
+    def _checked(self, steps: Any) -> Iterator[Any]:
         if not isinstance(steps, Iterator):
             raise _wrong_step(self.name, "returned", steps)
         return steps
@@ -336,7 +335,7 @@ class OperatorInstance:
         """Frontier of an input port."""
         return self._frontiers[port]
 
-    def is_complete(self, shard: int, time: Timestamp, ports: tuple[int, ...]) -> bool:
+    def is_complete(self, shard: int, time: UserTime, ports: tuple[int, ...]) -> bool:
         """Whether every port has everything for the shard at `time`."""
         return self._completion.is_complete(shard, time, ports)
 
@@ -360,7 +359,7 @@ class OperatorInstance:
         """Send something to the driver."""
         self._turn.emit(self.index, shard, tag, body)
 
-    def blame(self, shard: int, time: Timestamp) -> None:
+    def blame(self, shard: int, time: UserTime) -> None:
         """Note where a send failed: a source is at no time of its own."""
         self.current = (shard, time)
 

@@ -20,6 +20,7 @@ from timelyml.progress import (
     ProgressLog,
     Timestamp,
     Tracker,
+    new_tuple,
 )
 from timelyml.runtime.config import ProgressMode
 
@@ -162,4 +163,6 @@ class _Prefix:
                 return None
             changes = summed.changes
         self._sequence += 1
-        return ProgressBatch(self.generation, self.sender, self._sequence - 1, changes)
+        fields = (self.generation, self.sender, self._sequence - 1, changes)
+        batch: ProgressBatch = new_tuple(ProgressBatch, fields)
+        return batch

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from timelyml.errors import CapabilityError
 from timelyml.graph import OperatorSpec
-from timelyml.progress import Capability, Timestamp
+from timelyml.progress import Capability, Timestamp, UserTime
 from timelyml.runtime.completion import Completion, Ports
 from timelyml.runtime.notifications import Notification, NotificationQueue
 from timelyml.runtime.operator import Logic
@@ -44,7 +44,7 @@ class Requests:
     def ask(
         self,
         shard: int,
-        time: Timestamp,
+        time: UserTime,
         ports: Ports | None,
         outputs: Ports | None,
     ) -> None:

@@ -17,6 +17,7 @@ from timelyml.progress import (
     CapabilityTable,
     Summary,
     Timestamp,
+    UserTime,
     check_time,
     less_equal,
     minimum,
@@ -72,12 +73,12 @@ class Rights:
         """No callback runs for anything that came."""
         self.via_port = BY_CAPABILITY
 
-    def is_processed_as_is(self, time: Timestamp) -> bool:
+    def is_processed_as_is(self, time: UserTime) -> bool:
         """Whether a delivery at this very `time` runs, where every output may send."""
         port = self.via_port
         return time is self._time and port >= 0 and self._keeps_time[port]
 
-    def may_send(self, output: int, time: Timestamp) -> bool:
+    def may_send(self, output: int, time: UserTime) -> bool:
         """Whether the callback being run, or a held capability, justifies it.
 
         Raises:
@@ -98,7 +99,7 @@ class Rights:
             return less_equal(minimum(self._depth), time)
         return self._table.covers(self._locations[output], time)
 
-    def check(self, time: Timestamp) -> None:
+    def check(self, time: UserTime) -> None:
         """Refuse what is no timestamp here: of numpy, of another scope, out of range."""
         # Spares 1 us where times are ints.
         if self._depth or type(time) is not int or time >= TIME_LIMIT:

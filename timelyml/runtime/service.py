@@ -183,16 +183,19 @@ class ServiceHost:
     def step(self) -> bool:
         """Give each a turn; True if any did anything."""
         worked = False
-        for service in self:
-            worked = service.step() or worked
+        if self._services:  # most have none, and are asked at every step
+            for service in self:
+                worked = service.step() or worked
         return worked
 
     def has_work(self) -> bool:
         """Whether any has."""
-        return any(service.has_work() for service in self)
+        return bool(self._services) and any(each.has_work() for each in self)
 
     def deadlines(self) -> list[float]:
         """Return those that there are."""
+        if not self._services:
+            return []
         found = (service.next_deadline() for service in self)
         return [deadline for deadline in found if deadline is not None]
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from timelyml.errors import CapabilityError, RoutingError
 from timelyml.exchange import as_payload, seal
-from timelyml.progress import Capability, Frontier, Timestamp
+from timelyml.progress import Capability, Frontier, UserTime
 from timelyml.runtime.channels import OutChannel
 from timelyml.runtime.metrics import PEAK_SUFFIX
 from timelyml.runtime.state import DEFAULT_NAME
@@ -31,9 +31,9 @@ class Host(Protocol):
     received: Any  # payload of the delivery being processed, sealed by its sender
     now: Callable[[], float]  # the worker's clock
     metrics: dict[str, float]  # figures of the operator on this worker
-    may_send: Callable[[int, Timestamp], bool]  # whether anything justifies it
+    may_send: Callable[[int, UserTime], bool]  # whether anything justifies it
 
-    def mint(self, output: int, time: Timestamp, site: str) -> Capability:
+    def mint(self, output: int, time: UserTime, site: str) -> Capability:
         """Mint a capability; the caller has checked that it is justified."""
 
     def initial(self, output: int, site: str) -> Capability:
@@ -42,7 +42,7 @@ class Host(Protocol):
     def request(
         self,
         shard: int,
-        time: Timestamp,
+        time: UserTime,
         ports: tuple[int, ...] | None,
         outputs: tuple[int, ...] | None,
     ) -> None:
@@ -54,7 +54,7 @@ class Host(Protocol):
     def port_frontier(self, port: int) -> Frontier:
         """Frontier of an input port, over all workers."""
 
-    def is_complete(self, shard: int, time: Timestamp, ports: tuple[int, ...]) -> bool:
+    def is_complete(self, shard: int, time: UserTime, ports: tuple[int, ...]) -> bool:
         """Whether the ports have everything for the shard at `time`."""
 
     def activate(self, shard: int, after_s: float) -> None:
@@ -72,7 +72,7 @@ class Host(Protocol):
     def emit(self, shard: int, tag: str, body: Any) -> None:
         """Send something to the driver."""
 
-    def blame(self, shard: int, time: Timestamp) -> None:
+    def blame(self, shard: int, time: UserTime) -> None:
         """Note where a send failed, for the error report."""
 
 
@@ -93,11 +93,11 @@ class Output:
             each.num_direct_shards is not None for each in channels
         )
 
-    def send(self, time: Timestamp, payload: Any, *, is_last: bool = True) -> None:
+    def send(self, time: UserTime, payload: Any, *, is_last: bool = True) -> None:
         """Send records or columns at `time`; the payload is sealed by it.
 
         Args:
-            time: Timestamp in the operator's scope; justified by the delivery or
+            time: UserTime in the operator's scope; justified by the delivery or
                 notification being processed, or by a held capability.
             payload: A list of records, or a pytree of arrays that share their
                 leading axis. Read-only from now on, in every run mode.
@@ -121,7 +121,7 @@ class Output:
             host.blame(self._shard, time)
             raise
 
-    def send_to(self, time: Timestamp, shard: int, payload: Any) -> None:
+    def send_to(self, time: UserTime, shard: int, payload: Any) -> None:
         """Send to one shard of the receiver, over an edge with a `Direct` pact.
 
         Readers over other edges get it as well, by the pact of theirs.
@@ -146,7 +146,7 @@ class Output:
 
     def send_rows(
         self,
-        time: Timestamp,
+        time: UserTime,
         payload: Any,
         destinations: Any,
         *,
@@ -194,7 +194,7 @@ class Output:
         counts = [channel.num_direct_shards for channel in self._channels]
         return min(filter(None, counts), default=self._host.num_shards)
 
-    def _refusal(self, time: Timestamp) -> CapabilityError:
+    def _refusal(self, time: UserTime) -> CapabilityError:
         msg = (
             f"operator {self._host.name!r} shard {self._shard} may not send on "
             f"output {self._index}; got time {time!r}; expected a time justified by "
@@ -286,7 +286,7 @@ class Shard:
 
     def notify_at(
         self,
-        time: Timestamp,
+        time: UserTime,
         ports: tuple[int, ...] | None = None,
         outputs: tuple[int, ...] | None = None,
     ) -> None:
@@ -307,7 +307,7 @@ class Shard:
         """
         self._host.request(self.index, time, ports, outputs)
 
-    def retain(self, time: Timestamp, output: int = 0) -> Capability:
+    def retain(self, time: UserTime, output: int = 0) -> Capability:
         """Keep the right to send on `output` at `time` and later.
 
         Raises:
@@ -337,7 +337,7 @@ class Shard:
         """Frontier of an input port, over all workers."""
         return self._host.port_frontier(port)
 
-    def is_complete(self, port: int, time: Timestamp) -> bool:
+    def is_complete(self, port: int, time: UserTime) -> bool:
         """Whether this shard has everything of `port` at `time`."""
         return self._host.is_complete(self.index, time, (port,))
 
@@ -372,7 +372,7 @@ class Shard:
         """
         return self._host.may_go_on()
 
-    def blame(self, time: Timestamp) -> None:
+    def blame(self, time: UserTime) -> None:
         """Let what is raised next be reported at `time`, where no callback is at it."""
         self._host.blame(self.index, time)
 

@@ -23,15 +23,11 @@ from timelyml.exchange import (
 )
 from timelyml.graph import Graph
 from timelyml.progress import ProgressBatch
+from timelyml.runtime import forks
 from timelyml.runtime.config import RunConfig
 from timelyml.runtime.dataflow import Dataflow
 from timelyml.runtime.event_log import EventLog
-from timelyml.runtime.failure import (
-    operator_failure,
-    own_failure,
-    pack_error,
-)
-from timelyml.runtime.forks import Fork
+from timelyml.runtime.failure import operator_failure, own_failure, pack_error
 from timelyml.runtime.messages import (
     Connect,
     Connected,
@@ -131,14 +127,18 @@ class Worker:
 
     def has_work(self) -> bool:
         """Whether `step` would do something even if nothing arrives."""
-        has_work = any(dataflow.has_work() for dataflow in self._started)
-        return has_work or self._services.has_work()
+        for dataflow in self._started:
+            if dataflow.has_work():
+                return True
+        return self._services.has_work()
 
     def next_deadline(self) -> float | None:
         """The clock's time at which `step` has to be called again, if any."""
-        deadlines = [flow.next_deadline() for flow in self._started]
-        deadlines += self._services.deadlines()
-        return min((d for d in deadlines if d is not None), default=None)
+        deadlines = self._services.deadlines()
+        for dataflow in self._started:
+            if (deadline := dataflow.next_deadline()) is not None:
+                deadlines.append(deadline)
+        return min(deadlines, default=None)
 
     def service(self, name: str) -> Any:
         """Return the half of a service that is here; for the thread that drives it."""
@@ -311,6 +311,7 @@ class Worker:
         self._dataflows.clear()
         self._started.clear()
         self._services.close()
+        forks.forget(self)
         self.is_stopped = True
 
     def _on_unreadable(self, peer: int, message: Unreadable) -> None:
@@ -380,7 +381,7 @@ class Worker:
 
     def disown(self) -> None:
         """End this process as soon as it acts as the worker: it is a fork."""
-        fork: Any = Fork(self.index, self.activity())
+        fork: Any = forks.Fork(self.index, self.activity())
         self._transport = self._clock = fork
         for dataflow in self._dataflows.values():
             dataflow.disown(fork)
