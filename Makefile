@@ -8,15 +8,16 @@ ARGS ?=
 # Test files that run side by side; JOBS=0 for a debugger.
 JOBS ?= 2
 
-# The package with its compiled modules, made anew whenever a source has changed.
+# The package as a wheel has it, with compiled modules, made anew whenever a source has
+# changed. Processes that it starts must not find the sources first either.
 COMPILED := $(CURDIR)/build/compiled
 SOURCES := $(shell find timelyml -name '*.py')
-WITH_COMPILED := PYTHONPATH="$(COMPILED):$(CURDIR)" $(PY) -P
+WITH_COMPILED := PYTHONSAFEPATH=1 PYTHONPATH="$(COMPILED):$(CURDIR)" $(PY)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow test-compiled check format bench bench-compiled clean
+.PHONY: help run test test-slow test-compiled check format bench bench-sources clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -59,11 +60,11 @@ format: $(READY) ## format the code and mend what ruff can mend
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
 
-bench: $(READY) ## run one benchmark (NAME=latency ARGS=--json); without NAME, list them
-	$(PY) -m benchmarks $(NAME) $(ARGS)
-
-bench-compiled: $(COMPILED)/.ready ## run one benchmark on compiled modules
+bench: $(COMPILED)/.ready ## run one benchmark (NAME=latency ARGS=--json); without NAME, list them
 	$(WITH_COMPILED) -m benchmarks $(NAME) $(ARGS)
+
+bench-sources: $(READY) ## run one benchmark on the sources, where nothing is compiled
+	$(PY) -m benchmarks $(NAME) $(ARGS)
 
 clean: ## remove what builds and runs leave behind, .venv included
 	rm -rf $(VENV) build dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
