@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from timelyml.ml.controller.flow_frames import (
     within,
 )
 from timelyml.ml.controller.flow_loops import Repeated, Replayed
-from timelyml.ml.controller.flow_scatters import matrix_of, when_all_known
+from timelyml.ml.controller.flow_scatters import Scattered
 from timelyml.ml.controller.work import Work
 from timelyml.ml.programs import Value
 from timelyml.ml.programs.flows import (
@@ -36,6 +35,7 @@ from timelyml.ml.programs.flows import (
     Step,
     Var,
 )
+from timelyml.ml.programs.sparse import Matrix
 from timelyml.ml.store import NOBODY, Buffer, Entry
 from timelyml.runtime.failure import pack_error
 
@@ -130,6 +130,15 @@ class FlowRun:
         """Go on after a branch or a loop, with its results, which count for the giver."""
         self._bind(frame, step.outputs, numbers)
         self.drop(numbers)
+        frame.num_open -= 1
+        self.advance(frame)
+
+    def scatter(self, frame: Frame, step: Scatter, matrix: Matrix) -> None:
+        """Move rows as a matrix says, and go on."""
+        if step.max_rows is not None:
+            self._dispatch.device_time.routed(self.record.client, matrix.sum(0))
+        self._start(frame, step.part, matrix)
+        self.use(frame, step.matrix)
         frame.num_open -= 1
         self.advance(frame)
 
@@ -239,9 +248,7 @@ class FlowRun:
                 (Replayed if step.is_replayed else Repeated)(self, frame, step)
 
             case Scatter():
-                pieces = [frame.env[name] for name in step.matrix]
-                scatter = partial(self._scatter, frame, step)
-                when_all_known(self.when_known, pieces, scatter)
+                Scattered(self, frame, step)
 
     def _start(self, frame: Frame, step: Part, matrix: Any = None) -> None:
         numbers = [frame.env[name] for name in step.inputs]
@@ -251,9 +258,13 @@ class FlowRun:
         outputs = self._parts.outputs(outs, values, self._known.name)
         try:
             part = self._part(
-                step.program.identity, numbers, is_last, outputs, frame.where,
+                step.program.identity,
+                numbers,
+                is_last,
+                outputs,
+                frame.where,
                 matrix=matrix,
-            )  # fmt: skip
+            )
         except TimelyError as error:
             for buffer in outputs:
                 self._fail(buffer, pack_error(error))
@@ -288,19 +299,6 @@ class FlowRun:
         return self._parts.part(
             self.record, known, args, outputs, taken, where=where, matrix=matrix
         )
-
-    def _scatter(self, frame: Frame, step: Scatter, news: Any) -> None:
-        found = news if isinstance(news, bytes) else matrix_of(step, news, frame.where)
-        if isinstance(found, bytes):
-            self.use(frame, needs(step))
-            self.give(frame, step, self.failed(step.values, found))
-            return
-        if step.max_rows is not None:
-            self._dispatch.device_time.routed(self.record.client, found.sum(0))
-        self._start(frame, step.part, found)
-        self.use(frame, step.matrix)
-        frame.num_open -= 1
-        self.advance(frame)
 
     def _choose(self, frame: Frame, step: Choice, news: Any) -> None:
         if isinstance(news, bytes):

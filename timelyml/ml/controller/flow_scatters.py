@@ -3,25 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from timelyml.errors import ComputationError
-from timelyml.ml.controller.flow_frames import within
+from timelyml.ml.controller import flow_loops
+from timelyml.ml.controller.flow_frames import Frame, needs, within
 from timelyml.ml.programs.flows import Scatter
 from timelyml.ml.programs.sparse import Matrix
 from timelyml.runtime.failure import pack_error
 
 
-def matrix_of(step: Scatter, news: Sequence[Any], where: str) -> Matrix | bytes:
+class Run(flow_loops.Run, Protocol):
+    """The run of a flow that a routing is part of; `flow_runs` has it."""
+
+    def scatter(self, frame: Frame, step: Scatter, matrix: Matrix) -> None:
+        """Move rows as a matrix says, and go on."""
+
+
+class Scattered:
+    """A routing that waits for its matrix."""
+
+    def __init__(self, run: Run, frame: Frame, step: Scatter) -> None:
+        self._run = run
+        self._frame = frame
+        self._step = step
+        pieces = [frame.env[name] for name in step.matrix]
+        when_all_known(run.when_known, pieces, self._go)
+
+    def _go(self, news: Any) -> None:
+        run, frame, step = self._run, self._frame, self._step
+        found = matrix_of(step, news, frame.where)
+        if isinstance(found, bytes):
+            run.use(frame, needs(step))
+            run.give(frame, step, run.failed(step.values, found))
+        else:
+            run.scatter(frame, step, found)
+
+
+def matrix_of(step: Scatter, news: Sequence[Any] | bytes, where: str) -> Matrix | bytes:
     """Return the matrix of a routing, or the packed error of one that cannot be done.
 
     Args:
         step: The routing.
-        news: Pieces of the matrix, row by row, and last the largest destination.
+        news: Pieces of the matrix, row by row, and last the largest destination; or why
+            there are none, packed.
         where: In which run of which loop, and the like.
     """
+    if isinstance(news, bytes):
+        return news
     pieces = [np.asarray(each).ravel() for each in news]
     told = np.concatenate(pieces).astype(np.int64)
     matrix = told[:-1].reshape(step.shape)
