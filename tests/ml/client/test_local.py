@@ -577,6 +577,22 @@ def test_a_slice_that_was_given_back_cannot_be_used(client):
         np.asarray(jit(lambda x: x + 1, slice=slice_)(np.float32(1)))
 
 
+def test_what_calls_that_run_ahead_took_may_be_deleted_at_once(make_slice):
+    s = make_slice()
+    add = jit(lambda x: x + 1, slice=s)
+    x = s.client.put(np.zeros(2, np.float32), s.sharding(P("data")))
+    kept = []
+    for number in range(600):
+        before, x = x, add(x)
+        if not number % 3:
+            before.delete()  # sent before, collected or about to be
+        if not number % 50:
+            kept.append((number, add(x)))
+    for number, each in kept:
+        np.testing.assert_array_equal(each, np.full(2, number + 2, np.float32))
+    np.testing.assert_array_equal(x, np.full(2, 600, np.float32))
+
+
 def test_calls_that_run_far_ahead_give_each_value_that_somebody_holds(make_slice):
     slice_ = make_slice()
     cut = slice_.sharding(P("data"))

@@ -92,6 +92,7 @@ class Client:
         self._inbox.max_unfinished_calls = min(max_unfinished_calls, max_calls)
         self._releases = Releases(link)  # has a thread, so not before it is let in
         self._ahead = Ahead(link, self._inbox, self._releases, self._programs.register)
+        self.flush_calls = self._ahead.flush
         self._buffers = itertools.count((self._number << CLIENT_BITS) + 1)
 
     def slice(
@@ -381,8 +382,7 @@ class Client:
         return self._inbox.answer_to(request, what, timeout_s)
 
     def _moved(self, moved: Moved) -> None:
-        slice_ = self._slices.get(moved.slice)
-        if slice_ is not None:
+        if (slice_ := self._slices.get(moved.slice)) is not None:
             slice_.island, slice_.platform = moved.island, moved.platform
             slice_.devices = moved.devices
 

@@ -29,6 +29,9 @@ class HandleOwner(Runner, Protocol):
     def release(self, buffer: int) -> None:
         """Let go of a value; from any thread, and at any time."""
 
+    def flush_calls(self) -> None:
+        """Send the calls that were collected, as they may take what is deleted next."""
+
 
 class Handle:
     """A value on a slice, as a leaf of what compiled functions take and return.
@@ -137,6 +140,8 @@ class Handle:
 
     def delete(self) -> None:
         """Give the memory back now; the handle cannot be used any more."""
+        self.check()
+        self._client.flush_calls()
         self.give_away("deleted")
         self._client.release(self.buffer)
 
