@@ -32,6 +32,7 @@ from examples.two_islands.replicas import AXIS, Replicas
 from timelyml import ml
 from timelyml.runtime.environment import worker_environment
 
+MODELS = ["20", "100", "500"]
 NUM_DEVICES = 2
 MIN_PLAIN = 0.97
 MIN_ISLANDS = 0.95
@@ -47,10 +48,14 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each figure")
+    parser.add_argument("--models", nargs="*", default=MODELS, help="by step in ms")
     parser.add_argument("--small", action="store_true", help="a smoke run")
     options = parser.parse_args(argv)
     table = Report("Training steps")
-    names = ["tiny"] if options.small else ["20", "100", "500"]
+    for name in options.models:
+        if name not in transformers.BY_STEP:
+            parser.error(f"--models: some of {', '.join(transformers.BY_STEP)}")
+    names = ["tiny"] if options.small else options.models
     for name, rounds in beside_plain(names, options.rounds, options.seconds).items():
         add_rows(table, f"step_{name}", transformers.named(name), rounds, MIN_PLAIN)
     settings = transformers.TINY_ISLANDS if options.small else transformers.ISLANDS

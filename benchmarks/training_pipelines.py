@@ -62,9 +62,9 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=2, help="of each figure")
+    parser.add_argument("--steps", type=int, default=1, help="of each figure")
     parser.add_argument("--stages", type=int, nargs="*", default=[4, 8])
-    parser.add_argument("--paced", type=int, nargs="*", default=[4, 8, 16])
+    parser.add_argument("--paced", type=int, nargs="*", default=[4, 16])
     options = parser.parse_args(argv)
     for stages in options.stages:
         if stages not in transformers.PIPELINED:

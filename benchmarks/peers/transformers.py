@@ -52,7 +52,7 @@ PIPELINED: dict[int, Settings] = {
 }
 """By the number of stages: four microbatches for each; 2 is for smoke tests."""
 
-ISLANDS = settings_of(d_model=192, layers=4, batch=32)
+ISLANDS = settings_of(d_model=128, layers=4, batch=128)
 TINY_ISLANDS = settings_of(d_model=16, layers=2, batch=8, length=8)
 
 
