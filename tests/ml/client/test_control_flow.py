@@ -101,6 +101,33 @@ def test_loops_and_branches_stand_alone_and_what_follows_does_not_wait(client, s
     )
 
 
+def test_sequential_loops_and_branches_have_what_they_own_until_they_used_it(
+    client, slices
+):
+    here, there = slices
+    near = ml.jit(lambda w: w < 3, slice=there)
+    multiply = ml.jit(lambda x, y: x * y, slice=there)
+    total = ml.jit(lambda x: x.sum(), slice=here)
+
+    def cube(x):
+        return multiply(x, multiply(x, x))
+
+    def f(w):
+        chosen = ml.cond(near(w), cube, lambda x: x, w)
+        return total(ml.while_loop(near, cube, chosen, max_steps=4))
+
+    for dispatch in ("sequential", "parallel"):  # the second is called without a wait
+        g = ml.value_and_grad(ml.program(f, dispatch=dispatch))
+        for _ in range(2):
+            found = [g(np.float32(w)) for w in (2, 1.25, 3)]
+            values = [tuple(map(float, each)) for each in found]
+            assert values == [
+                (8, 12),
+                (1.25**9, 9 * 1.25**8),
+                (3, 1),
+            ]
+
+
 def test_what_a_loop_carries_is_taken_in_place_and_what_it_was_given_stays(
     client, slices
 ):

@@ -55,6 +55,21 @@ def test_the_papers_figure_2(pair, dispatch):
     np.testing.assert_array_equal(z, [2, 4])
 
 
+def test_what_follows_a_sequential_program_on_its_slice_waits_for_all_of_it(pair):
+    s = pair()
+    multiply = ml.jit(lambda x, y: x * y, slice=s)
+    add = ml.jit(lambda x: x + 1, slice=s)
+    take = ml.jit(lambda x: x - 1, slice=s, donate_argnums=0)
+    cube = ml.program(lambda x: multiply(x, multiply(x, x)), dispatch="sequential")
+    x = s.client.put(np.float32(2), s.sharding())
+    for each in (cube(x), add(x), take(s.client.put(np.float32(2), s.sharding()))):
+        each.block_until_ready()  # from here on, calls are made at once
+
+    found = [add(cube(x)), cube(cube(x)), cube(x), take(x)]
+
+    assert [float(each) for each in found] == [9, 512, 8, 1]
+
+
 def test_a_program_across_islands_with_trees_constants_and_what_is_dead(pair):
     here, there = pair(island="island-0"), pair(island="island-1")
     step = ml.jit(lambda w, x: {"w": w - x, "norm": (w * w).sum()}, slice=here)

@@ -309,6 +309,26 @@ def test_a_sequential_program_is_told_computation_by_computation():
     assert told == [(0, 2), (1, 2)]
 
 
+@pytest.mark.parametrize(("length", "is_sequential"), [(3, True), (40, False)])
+def test_what_follows_on_a_slice_is_ordered_after_all_of_a_program(
+    length, is_sequential
+):
+    world = World(islands={"a": [0]})
+    slice_ = world.slice()
+    x = world.put(slice_)
+    blocks, after = chain(world, [slice_], length), chain(world, [slice_], 1)
+    blocks.register(1, 0, is_sequential=is_sequential)
+    after.register(1, 1)
+    world.settle()
+
+    (y,) = blocks.call(1, 0, [x])
+    after.call(1, 1, [y])
+    world.settle()
+
+    names = [name for name, _ in world.hosts[0].launched]
+    assert names == ["p1", "p1", "p1", "p2"]
+
+
 def test_a_program_is_shipped_once_and_again_only_when_it_is_cut_otherwise():
     world = World(islands={"a": [0]})
     slice_ = world.slice()

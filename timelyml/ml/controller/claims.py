@@ -83,14 +83,19 @@ def claim_of(call: CallRecord, slice_: SliceRecord, needs: MemoryNeeds) -> Claim
 def waits_of(work: Work, works: Mapping[str, Work]) -> list[Work]:
     """Return the work to be ordered before other work that might not be otherwise.
 
-    On one slice the work of a client that waits for nothing is ordered as it comes.
+    On one slice the work of a client that waits for nothing is ordered as it comes,
+    unless it is ordered step by step.
     """
     return [
         each
         for each in work.before
         if each.program in works
         and not each.is_ordered
-        and (each.num_waits or (each.slice, each.client) != (work.slice, work.client))
+        and (
+            each.num_waits
+            or not each.is_in_turn
+            or (each.slice, each.client) != (work.slice, work.client)
+        )
     ]
 
 

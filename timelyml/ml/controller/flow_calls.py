@@ -60,7 +60,6 @@ class FlowRecord:
     Attributes:
         held: Every buffer that it keeps alive, by number: what it was given, and what
             its parts made.
-        num_waits: At least 1, as it never is ordered as it comes.
         heir: Its last part, once that has begun.
     """
 
@@ -76,7 +75,7 @@ class FlowRecord:
     is_claimed: bool = False
     is_begun: bool = False
     is_ordered: bool = False
-    num_waits: int = 1
+    num_waits: int = 0
     num_moves: int = 0
     dependants: list[tuple[str, int, int]] = field(default_factory=list)
     error: bytes | None = None
@@ -84,6 +83,7 @@ class FlowRecord:
     heir: Work | None = None
     parent: None = None
     is_apart: bool = True
+    is_in_turn: bool = False
     has_run: bool = False
     has_parts: bool = True
 

@@ -9,6 +9,7 @@ from timelyml.ml.controller.cuts import Cut, Known
 from timelyml.ml.controller.work import Work
 from timelyml.ml.hosts import Run
 from timelyml.ml.programs import LoweredProgram
+from timelyml.ml.scheduling import Dispatch
 from timelyml.ml.store import Entry
 from timelyml.runtime.failure import placed_error
 
@@ -108,6 +109,12 @@ class ProgramRecord:
     def is_ordered(self) -> bool:
         """Whether all of its blocks are."""
         return len(self.ordered) == len(self.cut.blocks)
+
+    @property
+    def is_in_turn(self) -> bool:
+        """Whether none of its blocks waits until another is over."""
+        is_sequential = self.known.dispatch is Dispatch.SEQUENTIAL
+        return not is_sequential or len(self.cut.blocks) == 1
 
     @property
     def has_run(self) -> bool:

@@ -114,6 +114,10 @@ class Work(Protocol):
         """Whether all of it has its place in the order."""
 
     @property
+    def is_in_turn(self) -> bool:
+        """Whether all of it is ordered as it comes, if it waits for no other work."""
+
+    @property
     def has_run(self) -> bool:
         """Whether what it was to make is there, be it of any use or not."""
 
@@ -241,6 +245,11 @@ class CallRecord:
     def has_parts(self) -> bool:
         """No: it is one launch."""
         return False
+
+    @property
+    def is_in_turn(self) -> bool:
+        """Yes: it is one launch."""
+        return True
 
     @property
     def has_run(self) -> bool:
