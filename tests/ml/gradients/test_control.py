@@ -155,6 +155,21 @@ def test_second_derivatives_through_loops_are_refused_with_the_line(parts):
         ml.grad(of_norm).program(X, X)
 
 
+def test_a_program_that_routes_is_refused_with_the_line(slices, parts):
+    @program
+    def f(x):
+        return parts["loss"](ml.unroute(ml.route(x, np.arange(2), slices[0])))
+
+    f.program(X)
+    with pytest.raises(
+        TraceError,
+        match=r"'f' has no gradient; got rows that ml.route or ml.unroute sends at "
+        r"\S*test_control.py.*; expected calls, loops and branches alone",
+    ) as failed:
+        ml.grad(f).program(X)
+    assert "ml.route(x, np.arange(2)" in str(failed.value)
+
+
 def test_gradients_of_what_loops_are_given_lie_as_that_does(slices, parts):
     w = Value(slices[1], type_of(X), ("data",))
     x = Value(slices[0], type_of(X), (None, "data"))

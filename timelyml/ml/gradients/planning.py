@@ -29,6 +29,7 @@ from timelyml.ml.programs import (
     Region,
     Value,
 )
+from timelyml.ml.programs.nodes import Exchange
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +130,7 @@ class _Planner:
                 case Arg() | Constant():
                     pass
                 case _:
-                    raise TraceError(
-                        f"{tape.name!r} has no gradient; got a "
-                        f"{type(node).__name__.lower()} in it; expected calls, loops and "
-                        f"branches alone; put what is decided by values into a function",
-                        function=tape.name,
-                    )
+                    self._refuse_node(node)
 
     def plan(self, live: Iterable[Ref], loss: Ref | None) -> tuple[Plan, set[Ref]]:
         """Return the steps, and the values that have cotangents.
@@ -271,6 +267,18 @@ class _Planner:
 
     def _value(self, ref: Ref) -> Value:
         return _value(self._nodes, ref)
+
+    def _refuse_node(self, node: Node) -> None:
+        got, do = f"a {type(node).__name__.lower()} in it", "put it into a function"
+        if isinstance(node, Exchange):
+            got = f"rows that ml.route or ml.unroute sends at {node.line}"
+            do = "exchange rows in a dataflow, which has gradients of that"
+        name = self._tape.name
+        raise TraceError(
+            f"{name!r} has no gradient; got {got}; expected calls, loops and branches "
+            f"alone; {do}",
+            function=name,
+        )
 
     def _refuse(
         self, node: Branch | Loop, what: str, got: str, expected: str, do: str
