@@ -274,6 +274,17 @@ def test_nothing_waits_for_ever_however_hosts_die(seed):
     assert len(world.core.places._islands) == 3
 
 
+def test_what_is_put_and_fetched_while_an_island_forms_anew_comes():
+    world = World(2, ISLANDS)
+    slice_ = world.slice(1, 4, "a")
+    world.settle()
+    world.lose(0, PeerError("a worker was killed"))
+    put = world.put(slice_)
+    world.say(1, Fetch(put))
+    world.settle()
+    assert [e.error for e in world.heard[1] if isinstance(e, Fetched)] == [None]
+
+
 def test_what_other_hosts_have_survives_the_death_of_one():
     world = World(7, ISLANDS)
     wide, narrow = world.slice(1, 4, "a"), world.slice(1, 2, "a")

@@ -133,13 +133,14 @@ class Buffers:
     def reopen(self, slice_: SliceRecord) -> None:
         """Go on with what waited for a slice; what hosts were asked for is forgotten."""
         entries = self.directory.on(slice_.name)
+        asked = {id(each.entry) for each in self._fetches.values()}
+        # Told now, as what was put is there as soon as it is admitted.
+        late = [x for x in entries if id(x) in asked and x.state is BufferState.PENDING]
         for entry in entries:
             if held := self.held.pop(entry.buffer.number, None):
                 held.admit()
-        asked = {id(each.entry) for each in self._fetches.values()}
-        for entry in entries:
-            if id(entry) in asked and entry.state is BufferState.PENDING:
-                self._fetch_anew(entry)
+        for entry in late:
+            self._fetch_anew(entry)
 
     def lose_host(self, host: int) -> None:
         """Ask anew for what a host was asked for that is dead, of what is elsewhere."""
