@@ -108,6 +108,28 @@ def test_a_matrix_of_many_shards_comes_in_pieces_that_ride_along():
     np.testing.assert_array_equal(counts, matrix[0])
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.uint16, np.uint32])
+def test_destinations_of_any_integer_type_count_alike(dtype):
+    num_targets = 300  # more than the smallest types can tell
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((1,), ("x",), auto, devices=jax.devices()[:1])
+    to = np.array([7, 0, 120, 7], dtype)
+    with jax.set_mesh(mesh):
+        pack = jax.jit(packing.packed(1, num_targets, P("x")))
+        order, (told,), _ = pack(jnp.array([3]), to, jnp.arange(4.0))
+    assert order.tolist()[:3] == [1, 0, 2]
+    *counts, largest = told.tolist()
+    assert {i: n for i, n in enumerate(counts) if n} == {0: 1, 7: 1, 120: 1}
+    assert largest == 120
+
+
+def test_destinations_that_a_program_captures_may_be_unsigned():
+    x, to = jax.ShapeDtypeStruct((3,), jnp.float32), np.array([1, 0, 3], np.uint8)
+    ml.program(lambda x: ml.route(x, to, b)).program(x)
+    with pytest.raises(TraceError, match=r"destination 4; expected below 4"):
+        ml.program(lambda x: ml.route(x, to + 1, b)).program(x)
+
+
 def test_a_program_says_where_rows_go_and_is_cut_there():
     @ml.program
     def routed(x, to):

@@ -56,10 +56,13 @@ def packed(
     """
 
     def pack(counts: jax.Array, destinations: jax.Array, *rows: jax.Array) -> Any:
+        if destinations.dtype.itemsize < 4:  # which may not even hold `num_targets`
+            destinations = destinations.astype(jnp.int32)
         per_shard = destinations.shape[0] // num_sources
         position = jnp.arange(destinations.shape[0])
         is_there = position % per_shard < counts[position // per_shard]
-        worst = jnp.max(jnp.where(is_there, destinations, -1), initial=-1)
+        # Shard 0 is always there; -1 would be the largest of unsigned ones.
+        worst = jnp.max(jnp.where(is_there, destinations, 0), initial=0)
         kept = is_there & (destinations >= 0) & (destinations < num_targets)
         keys = jnp.where(kept, destinations, num_targets).astype(jnp.int32)
 
@@ -69,7 +72,7 @@ def packed(
             return order, found[None].astype(jnp.int32), tuple(x[order] for x in rows)
 
         order, matrix, rows = _by_shard(shard, spec)(keys, *rows)
-        worst = jnp.clip(worst, -1, _INT32_MAX).astype(jnp.int32)
+        worst = jnp.minimum(worst, _INT32_MAX).astype(jnp.int32)
         flat = jnp.append(matrix.ravel(), worst)
         cuts = range(0, flat.shape[0], PIECE_ELEMENTS)
         pieces = tuple(flat[start : start + PIECE_ELEMENTS] for start in cuts)

@@ -250,8 +250,8 @@ class _Sending:
                 f"and open them there",
                 program=name,
             )
-        if isinstance(found, np.ndarray | list | tuple | jax.Array):
-            worst = int(np.max(found, initial=-1))
+        if isinstance(found, np.ndarray | jax.Array):
+            worst = int(np.max(found, initial=0))  # not -1, which no unsigned type has
             if worst >= self._to.mesh.size:
                 raise TraceError(
                     f"{batch.who} sends a row to a shard that is not there; got "
