@@ -388,6 +388,9 @@ def test_rows_of_two_calls_do_not_mix(client, slices):
         add(*ones[1:]).result()
 
 
-def test_no_rows_at_all_go_nowhere(client, slices):
-    none = ml.route(np.zeros((0, 3), np.float32), np.zeros(0, np.int32), slices[2])
-    assert np.asarray(none).shape == np.asarray(ml.unroute(none)).shape == (0, 3)
+@pytest.mark.parametrize("shape", [(0, 3), (6, 0)])
+def test_rows_without_elements_come_and_go_as_all_others(client, slices, shape):
+    to = np.arange(shape[0], dtype=np.uint8) % 4
+    none = ml.route(np.zeros(shape, np.float32), to, slices[2])
+    assert np.asarray(none).shape == np.asarray(ml.unroute(none)).shape == shape
+    assert none.row_counts == tuple(np.bincount(to, minlength=4))

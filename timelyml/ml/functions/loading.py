@@ -81,8 +81,13 @@ class Executable:
         self._checks = checks
         self._launches = launches  # under way, if callbacks can fail them
         self.quick: tuple[Callable[[list[jax.Array]], Any], Any] | None = None
+        types = enumerate(computation.out_types)
+        self._empty = [i for i, each in types if 0 in each.shape and not each.key_impl]
         if not (
-            computation.donated or computation.has_effects or _has_keys(computation)
+            computation.donated
+            or computation.has_effects
+            or _has_keys(computation)
+            or self._empty
         ):
             count = len(computation.in_types)
             self.quick = jax_private.quick_launch(compiled, count)
@@ -99,10 +104,15 @@ class Executable:
             # What is wrong is said below, by who looks at every argument.
             with contextlib.suppress(Exception):
                 return list(execute(list(arrays)).consume_with_handlers(handlers))
+        outputs: list[jax.Array]
         if self._launches is None:
-            return list(self._compiled(*arrays))
-        outputs = self._launches.begin()
-        outputs.extend(self._compiled(outputs.number, *arrays))
+            outputs = list(self._compiled(*arrays))
+        else:
+            outputs = launch = self._launches.begin()
+            outputs.extend(self._compiled(launch.number, *arrays))
+        for position in self._empty:
+            of = self.computation.out_types[position]
+            outputs[position] = _empty(of, self.out_shardings[position])
         return outputs
 
     def check(self, outputs: Sequence[Any]) -> ComputationError | None:
@@ -234,6 +244,14 @@ def to_host(array: jax.Array) -> np.ndarray[Any, Any]:
     if is_key(array.dtype):
         return np.asarray(jax.random.key_data(array))
     return np.asarray(array)
+
+
+def _empty(array_type: ArrayType, sharding: Any) -> jax.Array:
+    """Return an array without elements; XLA leaves its shards as large as the whole."""
+    shape, dtype = array_type.shape, dtype_named(array_type.dtype)
+    shard = np.zeros(sharding.shard_shape(shape), dtype)
+    with jax.enable_x64(True):  # or 64-bit types would be cut
+        return jax.make_array_from_callback(shape, sharding, lambda _: shard)
 
 
 def _lowered(
