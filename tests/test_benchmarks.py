@@ -170,6 +170,7 @@ def test_dispatch_reports_calls_and_programs_beside_plain_jax(capsys):
         assert figures[f"{what}_2_devices_per_s"] > 0
 
 
+@pytest.mark.slow
 def test_a_moe_layer_is_measured_beside_what_bounds_it(capsys):
     figures = figures_of(capsys, "moe_layer", "--small", "--rounds", "1")
 
@@ -180,6 +181,7 @@ def test_a_moe_layer_is_measured_beside_what_bounds_it(capsys):
     assert figures["layer_1_worker_4_experts_ms.ahead_of_dense"] > 0
 
 
+@pytest.mark.slow
 def test_a_layer_that_is_not_the_dense_one_is_not_measured():
     size = moe_layer.Size(tokens=16, width=4, hidden=4, experts=(2,), workers=(1,))
     with Cluster(1, mode="inline") as cluster:
@@ -191,6 +193,7 @@ def test_a_layer_that_is_not_the_dense_one_is_not_measured():
             wrong.round(is_first=True)
 
 
+@pytest.mark.slow
 def test_the_share_of_routing_and_progress_is_that_of_a_trace(capsys):
     figures = figures_of(capsys, "routing_fraction", "--small", "--steps", "8")
 
@@ -233,6 +236,7 @@ def test_pipelines_train_beside_the_model_in_one_piece(capsys):
         assert figures[f"{what}_2_stages_tokens_per_s"] > 0
 
 
+@pytest.mark.slow
 def test_bubbles_on_paced_devices_are_no_smaller_than_their_formulas(capsys):
     figures = figures_of(capsys, "training_pipelines", "--stages", "--paced", "2")
 

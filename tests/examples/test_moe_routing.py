@@ -116,9 +116,9 @@ def test_a_stopped_run_gives_the_weights_of_the_steps_it_did(corpus, tmp_path):
     "changes",
     [
         {"top_k": 1, "layers": 2},
-        {"top_k": 4},
+        pytest.param({"top_k": 4}, marks=pytest.mark.slow),
         {"num_experts": 7, "top_k": 3, "data_shards": 1, "expert_shards": 7},
-        {"data_shards": 4, "expert_shards": 1},
+        pytest.param({"data_shards": 4, "expert_shards": 1}, marks=pytest.mark.slow),
         {"replicate": (0, 3)},
     ],
 )

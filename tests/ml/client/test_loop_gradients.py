@@ -19,7 +19,7 @@ from timelyml.testing.leftovers import eventually
 
 FLOAT32, FLOAT64 = 1e-5, 1e-10
 SLOPE = 1e-6  # of a central difference with steps of 1e-6
-QUICK = 5, 42, 60, 87  # small, with loops in loops, and branches in these
+QUICK = 42, 87  # small, with loops in loops, and branches in these
 SLOW = [pytest.param(i, marks=pytest.mark.slow) for i in range(120) if i not in QUICK]
 
 

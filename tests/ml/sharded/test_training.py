@@ -240,6 +240,7 @@ def squares(out):
     return jnp.sum(out**2)[None]
 
 
+@pytest.mark.slow
 def test_noise_is_that_of_each_token_on_any_number_of_shards():
     moe, params = MoE(num_experts=4, jitter=0.3, gaussian=2.0), random_params(8)
     x, places, step = random_rows(8, 8), np.arange(8, dtype=np.int32), np.array([5])
