@@ -19,7 +19,13 @@ from timelyml.ml.controller import (
     SliceGiven,
 )
 from timelyml.ml.hosts import Orders, Present
-from timelyml.ml.scheduling import ProportionalShare
+from timelyml.ml.scheduling import (
+    GangKey,
+    Grant,
+    Outcome,
+    ProgramDone,
+    ProportionalShare,
+)
 
 
 def fates(world, client=1):
@@ -375,3 +381,27 @@ def test_beyond_the_memory_of_hosts_calls_fail_and_none_waits_for_ever(seed):
     world.release(live)
     world.settle()
     assert len(world.core.buffers.directory) == 0
+
+
+def test_what_an_end_lets_begin_is_told_after_what_had_its_place_before(monkeypatch):
+    """Memory that an end frees admits what has waited, in the middle of the news."""
+    dispatch, told = World(1).core.dispatch, []
+
+    def grant(sequence):
+        key, positions = GangKey("runs", sequence, 0), (("0", sequence),)
+        return "a", Grant(0, sequence, key, "1", "s", positions, 0)
+
+    def take(_, grant):
+        told.append(grant.sequence)
+        return ()
+
+    monkeypatch.setattr(dispatch, "_grant", take)
+    monkeypatch.setattr(dispatch, "_finish", lambda *_: dispatch.follow([grant(9)]))
+    dispatch._works["ends"] = None
+
+    ended = "a", ProgramDone("1", "ends", Outcome.FINISHED)
+    dispatch.follow([ended, grant(7), grant(8)])
+
+    assert told == [7, 8, 9]
+    dispatch.follow([grant(10)])
+    assert told[3:] == [10]

@@ -81,6 +81,7 @@ class Dispatch:
         self._barriers = Barriers(slices, buffers.held)
         self.num_moves = 0  # counted up before a slice stands elsewhere
         self._turns = InTurn()
+        self._pending: deque[tuple[str, Effect]] = deque()
         self._parts_over: deque[tuple[Work, Mapping[int, bytes]]] = deque()
         self.deadlines = Deadlines(self.by_sequence, self.islands)
 
@@ -162,10 +163,7 @@ class Dispatch:
         self.follow(self.islands.finished(island, reports))
 
     def cancel(self, is_meant: Callable[[Work], bool], error: bytes) -> None:
-        """Drop what is not ordered of work, because of `error`.
-
-        What waits for memory is for `Memory` to refuse.
-        """
+        """Drop what is not ordered of work; `Memory` refuses what waits for memory."""
         for work in [work for work in self._works.values() if is_meant(work)]:
             self._cancel(work, error)
 
@@ -192,16 +190,18 @@ class Dispatch:
 
     def follow(self, effects: Iterable[tuple[str, Effect]]) -> None:
         """Do what the schedulers decided."""
-        pending = deque(effects)
-        while pending:
-            island, effect = pending.popleft()
+        is_inner = bool(self._pending)  # what ends lets others begin: in later places
+        self._pending += effects
+        while self._pending and not is_inner:
+            island, effect = self._pending[0]
             if isinstance(effect, Grant):
-                pending.extend(self._grant(island, effect))
+                self._pending += self._grant(island, effect)
             elif isinstance(effect, GangDone):
                 self.by_sequence.pop((island, effect.sequence), None)
                 self.device_time.charge(effect)
             elif isinstance(effect, ProgramDone):
                 self._finish(self._works[effect.program], effect.outcome)
+            self._pending.popleft()
 
     def _cancel(self, work: Work, error: bytes) -> None:
         if work.program not in self._works or work.is_ordered or work.heir is not None:
