@@ -17,6 +17,7 @@ from timelyml.ml.functions import LogicalMesh
 from timelyml.ml.programs import Layout, Place, packing, split
 from timelyml.ml.programs.flows import Scatter
 from timelyml.ml.programs.lowering import run_passes
+from timelyml.ml.programs.nodes import Constant
 from timelyml.ml.programs.sparse import SparseMove
 
 client = ml.OfflineClient()
@@ -128,6 +129,13 @@ def test_destinations_that_a_program_captures_may_be_unsigned():
     ml.program(lambda x: ml.route(x, to, b)).program(x)
     with pytest.raises(TraceError, match=r"destination 4; expected below 4"):
         ml.program(lambda x: ml.route(x, to + 1, b)).program(x)
+
+
+def test_destinations_below_what_hosts_can_hold_still_drop_their_rows():
+    x, to = jax.ShapeDtypeStruct((3,), jnp.float32), np.array([1, -(2**32), 3])
+    program = ml.program(lambda x: ml.route(x, to, b)).program(x)
+    (kept,) = (node for node in program.nodes if isinstance(node, Constant))
+    assert np.frombuffer(kept.data, np.int32).tolist() == [1, -1, 3]
 
 
 def test_a_program_says_where_rows_go_and_is_cut_there():

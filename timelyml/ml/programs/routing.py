@@ -259,6 +259,8 @@ class _Sending:
                     f"negative to drop it",
                     function=name,
                 )
+            if found.dtype.kind == "i":  # hosts may cut them to fewer bits
+                found = found.clip(-1)
         return found
 
 
