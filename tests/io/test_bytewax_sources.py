@@ -300,7 +300,7 @@ def test_partitions_are_closed_at_their_end_and_when_the_run_is_stopped(
 
 
 def test_the_state_that_a_run_left_lets_another_go_on_where_it_was():
-    counts = {f"part{index}": 40 for index in range(5)}
+    counts = {f"part{index}": 400 for index in range(5)}  # more than one step reads
 
     def flow():
         made = Dataflow(num_shards=2)
@@ -311,12 +311,12 @@ def test_the_state_that_a_run_left_lets_another_go_on_where_it_was():
     first.begin(flow(), max_epochs_ahead=2)
     first.step_until(lambda: len(records_of(first)) > 50)
     states = first.export("numbers")
-    first.step_until(lambda: len(records_of(first)) == 200)
+    first.step_until(lambda: len(records_of(first)) == 2000)
     second.begin(flow(), states, max_epochs_ahead=2)
     remaining = sorted(set(everything(counts)) - read_by_then(states))
     second.step_until(lambda: len(records_of(second)) >= len(remaining))
 
-    assert 50 < 200 - len(remaining) < 200
+    assert 50 < 2000 - len(remaining) < 2000
     assert read_by_then(states) <= set(records_of(first))
     assert sorted(records_of(second)) == remaining
 
