@@ -33,8 +33,9 @@ MAX_CALLS = 128
 PIECE_CALLS = 16
 """Of a sequence that has not come before, such parts may have."""
 
-BATCH_S = 8e-3
-"""How long these may take together; whoever waits for one waits for all of them."""
+BATCH_S = 2e-3
+"""How long these may take together: whoever waits for one waits for all of them, and of
+clients that take turns by their shares each gets so much at a time."""
 
 MIN_UNDER_WAY = 16
 """Calls that keep devices busy while others are collected."""
@@ -48,8 +49,9 @@ SMALL_BYTES = 1 << 16
 DELAY_S = 1e-3
 """How long a call is kept for others to join it, while devices may need it."""
 
-MAX_DELAY_S = 20e-3
-"""How long while what is under way keeps devices busy."""
+MAX_DELAY_S = 2e-3
+"""How long while what is under way keeps devices busy: a client that holds calls back for
+longer is not there when its turn comes."""
 
 MAX_SEQUENCES = 64
 """That are remembered; programs whose calls never come in the same order need none."""
@@ -256,8 +258,8 @@ class Ahead:
 def _most_at(pace_s: float) -> int:
     """Return how many calls may travel together; few numbers, so that they come again.
 
-    >>> _most_at(60e-6), _most_at(100e-6), _most_at(1.2e-3)
-    (128, 64, 4)
+    >>> _most_at(10e-6), _most_at(100e-6), _most_at(1.2e-3)
+    (128, 16, 2)
     """
     most = MAX_CALLS
     while most > 2 and most * pace_s > BATCH_S:
