@@ -49,7 +49,7 @@ SMALL_BYTES = 1 << 16
 DELAY_S = 1e-3
 """How long a call is kept for others to join it, while devices may need it."""
 
-MAX_DELAY_S = 2e-3
+MAX_DELAY_S = 1e-3
 """How long while what is under way keeps devices busy: a client that holds calls back for
 longer is not there when its turn comes."""
 
