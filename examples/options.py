@@ -5,6 +5,27 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+Steps: TypeAlias = Annotated[int | None, typer.Option(help="training steps")]
+Width: TypeAlias = Annotated[int | None, typer.Option(help="width of the model")]
+Layers: TypeAlias = Annotated[
+    int | None, typer.Option(help="blocks between embedding and head")
+]
+BatchSize: TypeAlias = Annotated[int | None, typer.Option(help="sequences of a step")]
+Data: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True, help="text, file or directory; default: Python's own sources"
+    ),
+]
+Seed: TypeAlias = Annotated[int, typer.Option(help="of weights and batches")]
+Small: TypeAlias = Annotated[bool, typer.Option("--small", help="a toy, in seconds")]
+AsJson: TypeAlias = Annotated[
+    bool, typer.Option("--json", help="print the figures as one JSON object")
+]
 
 PICTURES = (".png", ".svg", ".pdf", ".jpg")
 

@@ -17,7 +17,15 @@ import typer
 
 from examples.corpus import Corpus, load_corpus
 from examples.moe_routing.config import Settings, data_shards_for, expert_shards_for
-from examples.options import check_size, checked_picture
+from examples.options import (
+    AsJson,
+    Data,
+    Small,
+    Steps,
+    Width,
+    check_size,
+    checked_picture,
+)
 from timelyml.runtime.signals import HeldSignals
 
 Mode = Literal["processes", "threads"]
@@ -52,16 +60,11 @@ def main(
         list[int] | None,
         typer.Option(help="a busy expert that stands on two shards; several times"),
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="training steps")] = None,
+    steps: Steps = None,
     batch: Annotated[int | None, typer.Option(help="sequences per step")] = None,
     window: Annotated[int | None, typer.Option(help="bytes per sequence")] = None,
-    d_model: Annotated[int | None, typer.Option(help="width of the model")] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True, help="text, file or directory; default: Python's own sources"
-        ),
-    ] = None,
+    d_model: Width = None,
+    data: Data = None,
     input_from: Annotated[
         Input,
         typer.Option("--input", help="who makes the batches: workers, or Bytewax"),
@@ -89,13 +92,11 @@ def main(
     picture: Annotated[Path, typer.Option(help="load of experts over time")] = Path(
         "out/moe_routing.png"
     ),
-    small: Annotated[bool, typer.Option("--small", help="a toy, in seconds")] = False,
+    small: Small = False,
     verify: Annotated[
         bool, typer.Option("--verify", help="compare with one dense JAX program")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="print the figures as one JSON object")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train a byte-level mixture-of-experts Transformer.
 

@@ -11,7 +11,17 @@ from typing import Annotated
 import typer
 
 from examples.corpus import load_corpus
-from examples.options import checked_picture
+from examples.options import (
+    AsJson,
+    BatchSize,
+    Data,
+    Layers,
+    Seed,
+    Small,
+    Steps,
+    Width,
+    checked_picture,
+)
 from examples.pipeline.config import Settings
 from timelyml.runtime.signals import HeldSignals
 
@@ -33,32 +43,23 @@ def main(
         str,
         typer.Option(help="gpipe, 1f1b, interleaved, zb-h1, interleaved-zb or zbv"),
     ] = _DEFAULT.schedule,
-    steps: Annotated[int | None, typer.Option(help="training steps")] = None,
-    d_model: Annotated[int | None, typer.Option(help="width of the model")] = None,
-    layers: Annotated[
-        int | None, typer.Option(help="blocks between embedding and head")
-    ] = None,
-    batch: Annotated[int | None, typer.Option(help="sequences of a step")] = None,
+    steps: Steps = None,
+    d_model: Width = None,
+    layers: Layers = None,
+    batch: BatchSize = None,
     tied: Annotated[
         bool, typer.Option("--tied", help="embedding and head share their table")
     ] = False,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True, help="text, file or directory; default: Python's own sources"
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="of weights and batches")] = 0,
+    data: Data = None,
+    seed: Seed = 0,
     picture: Annotated[
         Path | None, typer.Option(help="where to draw stages over time")
     ] = None,
-    small: Annotated[bool, typer.Option("--small", help="a toy, in seconds")] = False,
+    small: Small = False,
     verify: Annotated[
         bool, typer.Option("--verify", help="compare with the model in one program")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="print the figures as one JSON object")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train a byte-level Transformer as a pipeline.
 

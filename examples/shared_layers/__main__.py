@@ -6,12 +6,12 @@ Run it with `python -m examples.shared_layers`; `--help` lists the options.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from examples.corpus import load_corpus
+from examples.options import AsJson, Data, Seed, Small, Steps, Width
 from examples.shared_layers.config import Settings
 from timelyml.runtime.signals import HeldSignals
 
@@ -26,28 +26,21 @@ _DEFAULT = Settings()
 
 def main(
     *,
-    steps: Annotated[int | None, typer.Option(help="training steps")] = None,
+    steps: Steps = None,
     pretraining_steps: Annotated[
         int | None, typer.Option(help="steps of the shared layers before")
     ] = None,
     rows: Annotated[int | None, typer.Option(help="examples of each task")] = None,
     layers: Annotated[int | None, typer.Option(help="shared blocks")] = None,
-    d_model: Annotated[int | None, typer.Option(help="width of the model")] = None,
+    d_model: Width = None,
     length: Annotated[int | None, typer.Option(help="bytes of an example")] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True, help="text, file or directory; default: Python's own sources"
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="of weights and batches")] = 0,
-    small: Annotated[bool, typer.Option("--small", help="a toy, in seconds")] = False,
+    data: Data = None,
+    seed: Seed = 0,
+    small: Small = False,
     verify: Annotated[
         bool, typer.Option("--verify", help="compare with both tasks in one program")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="print the figures as one JSON object")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Fine-tune two tasks at once; the shared layers see their examples as one batch."""
     chosen = {

@@ -12,7 +12,17 @@ from typing import Annotated
 import typer
 
 from examples.corpus import load_corpus
-from examples.options import checked_picture
+from examples.options import (
+    AsJson,
+    BatchSize,
+    Data,
+    Layers,
+    Seed,
+    Small,
+    Steps,
+    Width,
+    checked_picture,
+)
 from examples.two_islands.config import Settings
 from timelyml.runtime.signals import HeldSignals
 
@@ -32,29 +42,20 @@ def main(
     chunks: Annotated[
         int | None, typer.Option(help="parts whose gradients cross by themselves")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="training steps")] = None,
-    d_model: Annotated[int | None, typer.Option(help="width of the model")] = None,
-    layers: Annotated[
-        int | None, typer.Option(help="blocks between embedding and head")
-    ] = None,
-    batch: Annotated[int | None, typer.Option(help="sequences of a step")] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True, help="text, file or directory; default: Python's own sources"
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="of weights and batches")] = 0,
+    steps: Steps = None,
+    d_model: Width = None,
+    layers: Layers = None,
+    batch: BatchSize = None,
+    data: Data = None,
+    seed: Seed = 0,
     picture: Annotated[
         Path | None, typer.Option(help="where to draw islands over time")
     ] = None,
-    small: Annotated[bool, typer.Option("--small", help="a toy, in seconds")] = False,
+    small: Small = False,
     verify: Annotated[
         bool, typer.Option("--verify", help="end with 1 where losses differ")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="print the figures as one JSON object")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train a byte-level Transformer on two islands, on one, and in one JAX program.
 
