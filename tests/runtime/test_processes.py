@@ -419,4 +419,4 @@ def test_workers_that_wait_for_another_leave_it_the_cores():
                 run.input("in").advance_to(epoch + 1)
                 run.probe("seen").wait_until(epoch, TIMEOUT_S)
             used = cpu_seconds(ids.values()) - before
-    assert 1.0 <= used < 1.5
+    assert 0.99 < used < 1.5  # ticks of the clock: one may be missing

@@ -158,6 +158,8 @@ def test_when_one_process_dies_its_island_is_lost_and_nobody_waits_in_vain():
         np.testing.assert_array_equal(x, [-0.5, 0.5])
         cut = client.put(np.arange(2), here.sharding(P("data")))
         whole = client.put(np.arange(2), here.sharding())
+        for each in (cut, whole):  # what is still under way goes to the new processes
+            each.block_until_ready()
         os.kill(process_of(client, 1), signal.SIGKILL)
         lost = [f(x) for _ in range(20)]
         kept = g(y)
