@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from examples.gang_scheduling.ordered import tenant
 from tests.ml.client import plain
 from tests.ml.client.test_failures import TIMEOUT_S, process_of
-from timelyml.errors import BufferLostError, TimelyError
+from timelyml.errors import BufferLostError, ComputationError, TimelyError
 from timelyml.ml.client import local
 from timelyml.ml.functions import jit
 from timelyml.ml.programs import program
@@ -23,6 +23,8 @@ from timelyml.testing.leftovers import Leftovers
 
 ROUNDS = 300
 PROGRAM_ROUNDS = 500  # of two programs each
+PROMPT_S = 30.0
+"""XLA ends a process whose peers wait in vain only after longer than that."""
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +148,54 @@ def test_a_donated_value_that_is_still_sent_elsewhere_is_copied_on_every_process
     for number, each in enumerate(sent):
         np.testing.assert_array_equal(each, np.full(8, 10.0 * number))
     np.testing.assert_array_equal(x, np.full(8, 20.0))
+
+
+def root_of(x):
+    def callback(x):
+        if x.min() < 0:
+            raise ValueError("below zero")
+        return np.sqrt(x)
+
+    return jax.pure_callback(callback, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
+def root_of_each_shard(x):
+    mesh = jax.sharding.get_abstract_mesh()
+    return jax.shard_map(root_of, mesh=mesh, in_specs=P("data"), out_specs=P("data"))(x)
+
+
+@pytest.mark.parametrize("fun", [root_of, root_of_each_shard])
+def test_a_callback_that_raises_in_one_process_costs_its_call_and_no_island(
+    client, fun
+):
+    slice_ = client.slice({"data": 4})
+    calls = jit(lambda x: fun(x) + x.sum(), slice=slice_, in_shardings=P("data"))
+    double = jit(lambda x: x * 2, slice=slice_, out_shardings=P("data"))
+    workers = {process_of(client, worker) for worker in range(2)}
+    for below in (0, 3, None):  # in the first process, in the second, in neither
+        x = np.ones(4, np.float32)
+        if below is None:
+            np.testing.assert_array_equal(double(calls(x)), np.full(4, 10.0))
+            continue
+        x[below] = -1
+        for each in (found := calls(x), double(found)):
+            with pytest.raises(
+                ComputationError, match=r"_islands.py:\d+ in callback.*below zero"
+            ):
+                each.result(timeout_s=PROMPT_S)
+    assert {process_of(client, worker) for worker in range(2)} == workers
+
+
+def test_calls_beside_one_whose_callback_raises_are_right_on_several_processes(client):
+    slice_ = client.slice({"data": 4})
+    calls = jit(lambda x: root_of(x) + x.sum(), slice=slice_, in_shardings=P("data"))
+    inputs = [np.full(4, value, np.float32) for value in (1, -1, 4, 9, -2, 16)]
+    for x, each in zip(inputs, [calls(x) for x in inputs], strict=True):
+        if x[0] < 0:
+            with pytest.raises(ComputationError, match="below zero"):
+                each.result(timeout_s=PROMPT_S)
+        else:
+            np.testing.assert_array_equal(each.result(PROMPT_S), np.sqrt(x) + x.sum())
 
 
 def test_when_one_process_dies_its_island_is_lost_and_nobody_waits_in_vain():

@@ -80,6 +80,7 @@ class Executable:
         self._compiled = compiled
         self._checks = checks
         self._launches = launches  # under way, if callbacks can fail them
+        self._whole = named_sharding(mesh, ()) if mesh.is_multi_process else None
         self.quick: tuple[Callable[[list[jax.Array]], Any], Any] | None = None
         types = enumerate(computation.out_types)
         self._empty = [i for i, each in types if 0 in each.shape and not each.key_impl]
@@ -109,11 +110,20 @@ class Executable:
             outputs = list(self._compiled(*arrays))
         else:
             outputs = launch = self._launches.begin()
-            outputs.extend(self._compiled(launch.number, *arrays))
+            outputs.extend(self._compiled(self._numbered(launch.number), *arrays))
         for position in self._empty:
             of = self.computation.out_types[position]
             outputs[position] = _empty(of, self.out_shardings[position])
         return outputs
+
+    def _numbered(self, number: np.int32) -> Any:
+        """Return the number of a launch as the executable takes it.
+
+        JAX would ask all processes whether they have the same before it took a plain one.
+        """
+        if self._whole is None:
+            return number
+        return jax.make_array_from_callback((), self._whole, lambda _: number)
 
     def check(self, outputs: Sequence[Any]) -> ComputationError | None:
         """Return what a callback raised, or a `checkify.check` found, or None.
@@ -271,7 +281,7 @@ def _lowered(
         fun, checks = exported(computation).call, computation.checks
     else:
         jaxpr, checks = _traced_here(computation.pickled_code, avals, mesh)
-        if mesh.size > 1 and not mesh.is_multi_process:
+        if mesh.size > 1:
             launches = Launches()
             jaxpr = jax_callbacks.with_callbacks(jaxpr, partial(guarded, launches))
             avals.insert(0, abstract_array(NUMBER_TYPE, named_sharding(mesh, ())))
