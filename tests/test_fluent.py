@@ -135,8 +135,8 @@ def test_results_do_not_depend_on_the_seed_of_hashes():
 def test_every_method_has_a_docstring_of_its_own(cls):
     silent = [
         name
-        for name, member in vars(cls).items()
-        if not name.startswith("_") and callable(member) and not inspect.getdoc(member)
+        for name, member in inspect.getmembers(cls, callable)
+        if not name.startswith("_") and not inspect.getdoc(member)
     ]
     assert silent == []
 

@@ -21,8 +21,8 @@ OF_FLOWS_THEMSELVES = {"build", "describe", "to_mermaid", "run", "start"}
 def public(cls):
     return {
         name
-        for name, member in vars(cls).items()
-        if not name.startswith("_") and callable(member)
+        for name in dir(cls)
+        if not name.startswith("_") and callable(getattr(cls, name))
     }
 
 
@@ -35,7 +35,7 @@ def test_every_method_has_one_line_and_every_line_a_method():
 
 @pytest.mark.parametrize("cls", [Stream, Dataflow])
 def test_every_method_shows_how_it_is_called(cls):
-    without = [name for name in public(cls) if ">>>" not in vars(cls)[name].__doc__]
+    without = [name for name in public(cls) if ">>>" not in getattr(cls, name).__doc__]
 
     assert without == []
 
