@@ -101,6 +101,13 @@ def serve(
         int | None,
         typer.Option(min=0, help="Of the values that each holds. Default: no limit."),
     ] = None,
+    heartbeat_timeout: Annotated[
+        float,
+        typer.Option(
+            min=0.1,
+            help="Seconds of silence after which a worker or client is given up.",
+        ),
+    ] = 10.0,
 ) -> None:
     """Serve islands of devices to clients (ml.connect) until a signal ends it."""
     start: Callable[..., Any] = import_name("timelyml.ml:serve")  # loads jax
@@ -123,6 +130,7 @@ def serve(
             max_clients=max_clients,
             max_calls_per_client=max_calls_per_client,
             max_bytes_per_client=max_bytes_per_client,
+            heartbeat_timeout_s=heartbeat_timeout,
         ) as server,
     ):
         also = f" and {server.address}" if server.address else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -431,10 +432,32 @@ def test_a_peer_that_is_killed_is_reported_within_seconds(bind):
             assert receive(one) == [(1, "pong")]
             child.kill()
             start = time.monotonic()
-            assert receive(one) == [(1, LinkFailure("the connection broke"))]
+            also = ", or it was silent for 10 s" if key else ""
+            assert receive(one) == [(1, LinkFailure("the connection broke" + also))]
             assert time.monotonic() - start < 5
         with pytest.raises(PeerLostError, match="the connection broke"):
             one.send(1, "hello")
+
+
+@pytest.mark.parametrize("is_tcp", [False, True])
+def test_a_watched_peer_that_is_stopped_is_reported(tmp_path, is_tcp):
+    bind = "tcp://127.0.0.1:*" if is_tcp else private(tmp_path)
+    with cluster(bind, count=1, silence_s=1.0) as (one,):
+        child = subprocess.Popen(
+            [sys.executable, "-c", CHILD, bind, *wire(one.endpoint)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        with child:
+            parts = child.stdout.readline().split()
+            key = parts[2].encode() if is_tcp else None
+            one.connect(1, Endpoint(parts[0], parts[1], key), is_watched=not is_tcp)
+            one.send(1, "ping")
+            assert receive(one) == [(1, "pong")]
+            child.send_signal(signal.SIGSTOP)
+            ((_, failure),) = receive(one)
+            child.kill()
+        assert failure.reason == "the connection broke, or it was silent for 1 s"
 
 
 def wire(endpoint):

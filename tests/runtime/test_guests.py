@@ -26,7 +26,8 @@ class Wire:
     def __init__(self):
         self.connected, self.sent = [], []
 
-    def connect(self, peer, endpoint):
+    def connect(self, peer, endpoint, *, is_watched):
+        assert is_watched, "the silence of a guest has to be noticed"
         self.connected.append(peer)
 
     def send(self, peer, message, lane):

@@ -46,10 +46,11 @@ from timelyml.exchange.transport import (
     Unreadable,
 )
 from timelyml.exchange.unread import Unread, holds_failed
-from timelyml.exchange.zmq_transport import ZmqTransport
+from timelyml.exchange.zmq_transport import SILENCE_S, ZmqTransport
 
 __all__ = [
     "CONTROLLER",
+    "SILENCE_S",
     "AccessKey",
     "Codec",
     "CreditLedger",

@@ -40,7 +40,9 @@ class InProcessTransport:
         self._awake = threading.Event()
         self.stand_in: InProcessTransport | None = None  # that waits in its place
 
-    def connect(self, peer: int, endpoint: Endpoint) -> None:
+    def connect(
+        self, peer: int, endpoint: Endpoint, *, is_watched: bool = False
+    ) -> None:
         """Do nothing: the hub knows every peer."""
 
     def send(self, peer: int, message: object, lane: Lane = Lane.CONTROL) -> None:

@@ -89,8 +89,16 @@ class Transport(Protocol):
     index: int
     metrics: TransportMetrics
 
-    def connect(self, peer: int, endpoint: Endpoint) -> None:
-        """Open the way to a peer; does nothing where peers need no address."""
+    def connect(
+        self, peer: int, endpoint: Endpoint, *, is_watched: bool = False
+    ) -> None:
+        """Open the way to a peer; does nothing where peers need no address.
+
+        Args:
+            peer: Its index.
+            endpoint: Where it listens.
+            is_watched: Whether its silence is a failure of the link, wherever it is.
+        """
 
     def send(self, peer: int, message: object, lane: Lane = Lane.CONTROL) -> None:
         """Hand over a message; never blocks. The sender seals payloads before.

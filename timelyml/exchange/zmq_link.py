@@ -7,6 +7,7 @@ could hide a loss.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -17,15 +18,15 @@ from timelyml.errors import ConfigError
 from timelyml.exchange.security import CurveKeys
 from timelyml.exchange.transport import Endpoint, Lane
 
+_DISCONNECTED = int(zmq.EVENT_DISCONNECTED)
 _FATAL_EVENTS = {
-    int(zmq.EVENT_DISCONNECTED): "the connection broke",
+    _DISCONNECTED: "the connection broke",
     int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "the handshake failed",
     int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "the handshake failed: not a peer",
     int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "the handshake failed: wrong keys",
 }
 _EVENT = struct.Struct("=HI")
-# Over a network, a machine that is off or cut off breaks no connection by itself.
-_PING_MS, _PONG_TIMEOUT_MS = 3000, 15000
+_PINGS_PER_SILENCE = 4
 _NOBLOCK = int(zmq.NOBLOCK)  # the enum would take 0.5 us of each message
 _MORE = _NOBLOCK | int(zmq.SNDMORE)
 # What `Socket.send` comes down to: its checks would take 1.4 us of each message.
@@ -33,12 +34,30 @@ _send: Any = zmq.backend.Socket.send
 
 
 class OutgoingLink:
-    """The sockets towards one peer, one per lane, each with a monitor."""
+    """The sockets towards one peer, one per lane, each with a monitor.
+
+    Over a network, a machine that is off or cut off breaks no connection by itself, and
+    nor does a process that is stopped: ZeroMQ asks who is watched for signs of life, in
+    threads that no Python code holds up.
+    """
 
     def __init__(
-        self, context: zmq.Context[Any], endpoint: Endpoint, keys: CurveKeys | None
+        self,
+        context: zmq.Context[Any],
+        endpoint: Endpoint,
+        keys: CurveKeys | None,
+        *,
+        silence_s: float,
+        is_watched: bool,
     ) -> None:
         """Open the sockets.
+
+        Args:
+            context: Of this process.
+            endpoint: Where the peer listens.
+            keys: Of this peer, if it has some.
+            silence_s: After so long a silence a connection counts as broken.
+            is_watched: Whether that is looked at on this machine too, not only over tcp.
 
         Raises:
             ConfigError: The endpoint is none.
@@ -47,6 +66,9 @@ class OutgoingLink:
         self._sockets: list[zmq.Socket[bytes]] = []
         self.monitors: list[zmq.Socket[bytes]] = []
         self._broken: str | None = None
+        self._silence_s: float | None = None
+        if is_watched or endpoint.control.startswith("tcp://"):
+            self._silence_s = silence_s
         try:
             for address in (endpoint.control, endpoint.bulk):
                 self._open(context, address, endpoint.public_key, keys)
@@ -68,9 +90,10 @@ class OutgoingLink:
         self._sockets.append(socket)
         socket.set(zmq.SNDHWM, 0)
         socket.set(zmq.TCP_KEEPALIVE, 1)
-        if address.startswith("tcp://"):
-            socket.set(zmq.HEARTBEAT_IVL, _PING_MS)
-            socket.set(zmq.HEARTBEAT_TIMEOUT, _PONG_TIMEOUT_MS)
+        if self._silence_s is not None:
+            every_ms = math.ceil(self._silence_s * 1000 / _PINGS_PER_SILENCE)
+            socket.set(zmq.HEARTBEAT_IVL, every_ms)
+            socket.set(zmq.HEARTBEAT_TIMEOUT, every_ms * (_PINGS_PER_SILENCE - 1))
         if public_key is not None:
             own = keys or CurveKeys.generate()
             socket.set(zmq.CURVE_SERVERKEY, public_key)
@@ -95,7 +118,10 @@ class OutgoingLink:
         for monitor in self.monitors:
             while self._broken is None and monitor.poll(0):
                 event, _ = monitor.recv_multipart(zmq.NOBLOCK)
-                self._broken = _FATAL_EVENTS.get(_EVENT.unpack(event)[0])
+                number, _ = _EVENT.unpack(event)
+                self._broken = _FATAL_EVENTS.get(number)
+                if self._broken and self._silence_s and number == _DISCONNECTED:
+                    self._broken += f", or it was silent for {self._silence_s:g} s"
         return self._broken
 
     def close(self, linger_ms: int) -> None:

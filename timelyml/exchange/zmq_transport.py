@@ -39,6 +39,9 @@ from timelyml.exchange.zmq_link import OutgoingLink
 GRACE_S = 0.1
 """How long after a connection broke its peer may still be heard."""
 
+SILENCE_S = 10.0
+"""After so long a peer that does not answer is given up, unless another is stated."""
+
 _MESSAGE = int(Kind.MESSAGE)
 _CHECK_S = 0.25  # between looks at connections while nothing comes
 _SETTLE_S = 0.1  # in which peers that close at the same time hear of each other
@@ -58,6 +61,8 @@ class ZmqTransport:
         advertise: The host that peers connect to, if `bind` names all interfaces.
         max_frame_bytes: A longer frame ends the connection that sent it.
         linger_s: How long `close` waits for what was sent.
+        silence_s: Links over tcp, and others that are watched, count as broken once
+            their peer showed no sign of life for so long.
     """
 
     def __init__(
@@ -71,6 +76,7 @@ class ZmqTransport:
         advertise: str | None = None,
         max_frame_bytes: int = 4 << 30,
         linger_s: float = 5.0,
+        silence_s: float = SILENCE_S,
     ) -> None:
         if len(token) != TOKEN_BYTES:
             raise ConfigError(
@@ -88,6 +94,7 @@ class ZmqTransport:
         self._token = token
         self._keys = keys
         self._linger_ms = math.ceil(linger_s * 1000)
+        self._silence_s = silence_s
         self._max_frame_bytes = max_frame_bytes
         self._links: dict[int, OutgoingLink] = {}
         self._lost: dict[int, str] = {}
@@ -118,7 +125,9 @@ class ZmqTransport:
         self._ready: list[tuple[Any, int]] = []  # what `poll` or `wait` saw
         self._is_calm = False  # nothing was there at the look before that
 
-    def connect(self, peer: int, endpoint: Endpoint) -> None:
+    def connect(
+        self, peer: int, endpoint: Endpoint, *, is_watched: bool = False
+    ) -> None:
         """Open the link to a peer; it may start to listen later."""
         if peer in self._links or peer in self._lost:
             raise ConfigError(
@@ -126,7 +135,13 @@ class ZmqTransport:
                 f"per peer and transport; give every peer its own index",
                 peer=peer,
             )
-        self._links[peer] = OutgoingLink(self._context, endpoint, self._keys)
+        self._links[peer] = OutgoingLink(
+            self._context,
+            endpoint,
+            self._keys,
+            silence_s=self._silence_s,
+            is_watched=is_watched,
+        )
 
     def send(self, peer: int, message: object, lane: Lane = Lane.CONTROL) -> None:
         """Encode a message and queue its frames; never blocks.

@@ -125,8 +125,10 @@ def serve(joining: Joining) -> int:
         token=bytes.fromhex(invited.token),
         bind=bind,
         keys=CurveKeys.generate() if bind.startswith("tcp://") else None,
+        silence_s=invited.heartbeat_timeout_s,
     )
-    transport.connect(CONTROLLER, endpoint_from_map(invited.controller))
+    controller = endpoint_from_map(invited.controller)
+    transport.connect(CONTROLLER, controller, is_watched=True)
     worker = make_worker(invited.worker, transport, scratch.path, services)
     host: HostService = worker.service(SERVICE)
     leaving = _Leaving(worker, host, joining.drain_s, transport.wake)

@@ -24,6 +24,7 @@ class Boot:
         spill_directory: Private, for blocks that do not fit in memory.
         heartbeat_fd: Pipe to the driver for signs of life.
         heartbeat_s: How often.
+        heartbeat_timeout_s: Silence after which peers elsewhere are given up.
         spin_s: How long its loop may look for messages before it sleeps.
         services: Those of the cluster, as mappings.
     """
@@ -37,6 +38,7 @@ class Boot:
     spill_directory: str
     heartbeat_fd: int
     heartbeat_s: float
+    heartbeat_timeout_s: float
     spin_s: float = 0.0
     services: list[dict[str, Any]] = field(default_factory=list)
     advertise: str | None = None

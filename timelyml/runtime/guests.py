@@ -46,6 +46,7 @@ class Invitation:
         bind: Where its transport binds; empty: over tcp, wherever it is.
         controller: The controller's endpoint, as a mapping.
         services: Those of the cluster, as mappings.
+        heartbeat_timeout_s: Silence after which peers are given up.
     """
 
     worker: int
@@ -53,6 +54,7 @@ class Invitation:
     bind: str
     controller: Any
     services: Any
+    heartbeat_timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,8 @@ class Guests:
         is_awaited = index in self._invited
         self._invited.discard(index)
         guest = self._guests.pop(index, None)
+        if self._keeper is not None:
+            self._keeper.kill(index)  # so that it cannot wake up late
         if self._services is None or not (guest or is_awaited):
             return
         who = f"worker {index}" if guest is None else guest.describe(index)
@@ -208,7 +212,7 @@ class Guests:
         assert message.endpoint is not None  # noqa: S101 - checked above
         members = dict(self._membership.endpoints())
         members |= {guest: each.endpoint for guest, each in self._guests.items()}
-        self._transport.connect(index, message.endpoint)
+        self._transport.connect(index, message.endpoint, is_watched=True)
         guest = _Guest(message.process_id, message.endpoint)
         self._guests[index] = guest
         # Before anything that services say of it: on the same lane, so it comes first.

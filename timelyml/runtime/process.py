@@ -78,6 +78,7 @@ def main() -> None:
         bind=boot.bind,
         keys=CurveKeys.generate() if boot.bind.startswith("tcp://") else None,
         advertise=boot.advertise,
+        silence_s=boot.heartbeat_timeout_s,
     )
     transport.connect(CONTROLLER, endpoint_from_map(boot.controller))
     directory = Path(boot.spill_directory)

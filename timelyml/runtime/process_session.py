@@ -59,6 +59,7 @@ def process_session(options: ProcessOptions) -> Session:
             bind=bind,
             keys=CurveKeys.generate() if is_tcp else None,
             advertise=options.advertise,
+            silence_s=options.heartbeat_timeout_s,
         )
     except BaseException:
         scratch.remove()
@@ -88,6 +89,7 @@ def process_session(options: ProcessOptions) -> Session:
             spill_directory=str(scratch.path),
             heartbeat_fd=heartbeat_fd,
             heartbeat_s=min(1.0, options.heartbeat_timeout_s / BEATS_PER_TIMEOUT),
+            heartbeat_timeout_s=options.heartbeat_timeout_s,
             spin_s=spin_seconds(
                 options.workers, len(os.sched_getaffinity(0)), options.num_devices
             ),
@@ -98,7 +100,12 @@ def process_session(options: ProcessOptions) -> Session:
     def invite() -> Invitation:
         where = "" if is_tcp else bind
         return Invitation(
-            controller.guests.invite(), token.hex(), where, endpoint, services
+            controller.guests.invite(),
+            token.hex(),
+            where,
+            endpoint,
+            services,
+            options.heartbeat_timeout_s,
         )
 
     launcher = ProcessLauncher(

@@ -204,7 +204,7 @@ class Worker:
 
     def _on_guest(self, _: int, message: GuestCame) -> None:
         self._guests.add(message.worker)
-        self._transport.connect(message.worker, message.endpoint)
+        self._transport.connect(message.worker, message.endpoint, is_watched=True)
 
     def _on_deploy(self, _: int, message: Deploy) -> None:
         generation = message.generation

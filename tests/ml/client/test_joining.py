@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from tests.ml.client.test_serving import core_of
+from tests.ml.client.test_serving import core_of, start
 from timelyml import ml
 from timelyml.errors import BufferLostError
 from timelyml.exchange import ServerKeys
@@ -20,6 +20,7 @@ from timelyml.testing.leftovers import Leftovers, eventually
 
 SOON_S = 10
 TIMEOUT_S = 60
+SILENCE_S = 4
 ARRAY = np.arange(5000, dtype=np.float32)
 
 
@@ -28,7 +29,8 @@ def server(tmp_path_factory):
     before = Leftovers.now()
     path = tmp_path_factory.mktemp("server") / "address"
     listen = "tcp://127.0.0.1:*"
-    with ml.serve(path, listen=listen, memory_bytes_per_device=1 << 20) as server:
+    options = {"memory_bytes_per_device": 1 << 20, "heartbeat_timeout_s": SILENCE_S}
+    with ml.serve(path, listen=listen, **options) as server:
         yield server
     before.check_gone(sockets=False)
 
@@ -137,10 +139,10 @@ def is_refused(client):
     return found is None
 
 
-def slice_on(client, island):
-    """A slice over two devices of an island, if it is there and may be used."""
+def slice_on(client, island, num_devices=2):
+    """A slice over devices of an island, two unless said, if it may be used."""
     try:
-        return client.slice({"x": 2}, island=island, timeout_s=0)
+        return client.slice({"x": num_devices}, island=island, timeout_s=0)
     except ml.SliceError:
         return None
 
@@ -164,3 +166,27 @@ def test_hosts_that_stop_answering_leave_no_trace(server, join):
     assert eventually(lambda: core._arrivals._forming, SOON_S * 3)
     worker.kill()
     assert eventually(lambda: not core._arrivals._forming, SOON_S)
+
+
+def test_a_worker_that_is_stopped_is_given_up_by_name(client, join):
+    worker = join("--devices", "3")
+    s = next(filter(None, iter(lambda: slice_on(client, None, 3), object())))
+    x = client.put(ARRAY, s.sharding())
+    twice = ml.jit(lambda x: x * 2, slice=s)(x).block_until_ready()
+    worker.send_signal(signal.SIGSTOP)
+    who = rf"worker \d+ \(joined, pid {worker.pid}\) .*silent for {SILENCE_S} s"
+    with pytest.raises(BufferLostError, match=who):
+        ml.jit(lambda x: x + 1, slice=s)(twice).result(timeout_s=SOON_S * 3)
+
+
+def test_a_client_that_is_stopped_is_forgotten_with_what_it_had(server):
+    core = core_of(server)
+    theirs = start(server, is_remote=True, num_devices=1)
+    assert theirs.stdout.readline() == "20\n"
+    (other,) = {entry.client for entry in core.buffers.directory.entries()}
+    theirs.send_signal(signal.SIGSTOP)
+    assert eventually(lambda: not core.buffers.directory.of_client(other), SOON_S * 3)
+    assert eventually(lambda: server.num_clients == 0, SOON_S)
+    theirs.send_signal(signal.SIGCONT)
+    theirs.communicate("\n", timeout=TIMEOUT_S)
+    assert theirs.returncode == 0

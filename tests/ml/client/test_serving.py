@@ -24,7 +24,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 from timelyml import ml
 
-client = ml.connect(sys.argv[1])
+client = ml.connect(sys.argv[1], key=(sys.argv[2:] or [None])[0])
 s = client.slice({"x": 2})
 x = client.put(np.arange(50_000, dtype=np.float32), s.sharding(P("x")))
 f = ml.jit(lambda x: (x + 1, x.sum()), slice=s)
@@ -45,9 +45,11 @@ def server(tmp_path_factory):
     before.check_gone(sockets=False)
 
 
-def start(server, end="client.close()"):
+def start(server, end="client.close()", *, is_remote=False, num_devices=2):
+    code = CLIENT.replace("END", end).replace('"x": 2', f'"x": {num_devices}')
+    where = [server.path] if not is_remote else [server.address, server.key_path]
     return subprocess.Popen(
-        [sys.executable, "-c", CLIENT.replace("END", end), str(server.path)],
+        [sys.executable, "-c", code, *map(str, where)],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

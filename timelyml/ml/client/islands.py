@@ -46,6 +46,8 @@ class IslandOptions(TypedDict, total=False):
         delay_s: For experiments with networks: every message to or from a host, but for
             those to and from clients, comes so much later.
         startup_timeout_s: By then every worker has come; 60.
+        heartbeat_timeout_s: Silence after which a worker process, or a client over tcp,
+            is given up, with what only it had; 10.
     """
 
     islands: int
@@ -61,6 +63,7 @@ class IslandOptions(TypedDict, total=False):
     paced_s: Mapping[str, float] | None
     delay_s: float
     startup_timeout_s: float
+    heartbeat_timeout_s: float
 
 
 _DEFAULTS: IslandOptions = {
@@ -77,6 +80,7 @@ _DEFAULTS: IslandOptions = {
     "paced_s": None,
     "delay_s": 0.0,
     "startup_timeout_s": 60.0,
+    "heartbeat_timeout_s": 10.0,
 }
 _COUNTS = (
     "islands",
@@ -167,6 +171,7 @@ def start_islands(
         num_devices=given["devices_per_island"] // per_island,
         environment=given["environment"],
         startup_timeout_s=given["startup_timeout_s"],
+        heartbeat_timeout_s=given["heartbeat_timeout_s"],
         services=(service,),
         transport="ipc" if network is None else "tcp",
         host=None if network is None else network.host,

@@ -37,9 +37,14 @@ class Server:
         self._gates = [ClientGate(service, cluster.invite)]
         try:
             if listen is not None:
-                self._gates.append(
-                    ClientGate(service, cluster.invite, listen=listen, keys=keys)
+                gate = ClientGate(
+                    service,
+                    cluster.invite,
+                    listen=listen,
+                    keys=keys,
+                    heartbeat_timeout_s=cluster.options.heartbeat_timeout_s,
                 )
+                self._gates.append(gate)
                 self.address = self._gates[-1].address.endpoint.control
         except BaseException:
             self._gates[0].close()

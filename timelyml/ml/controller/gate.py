@@ -21,6 +21,7 @@ from typing import Any
 from timelyml.errors import ConfigError, InvariantError, PeerLostError, TimelyError
 from timelyml.exchange import (
     CONTROLLER,
+    SILENCE_S,
     AccessKey,
     Codec,
     CurveKeys,
@@ -162,6 +163,7 @@ class ClientGate:
         listen: `tcp://host:port` for clients of other machines; `*` for a free port;
             private sockets of this machine if None.
         keys: What they have to know, over tcp.
+        heartbeat_timeout_s: Silence after which one over tcp is given up.
 
     Raises:
         ConfigError: The address cannot be listened at.
@@ -174,6 +176,7 @@ class ClientGate:
         *,
         listen: str | None = None,
         keys: ServerKeys | None = None,
+        heartbeat_timeout_s: float = SILENCE_S,
     ) -> None:
         self._service = service
         self._invite = invite
@@ -186,7 +189,7 @@ class ClientGate:
             )
         else:
             bind = ""
-            self._transport = _listening(listen, keys)
+            self._transport = _listening(listen, keys, heartbeat_timeout_s)
         self.address = GateAddress(self._transport.endpoint, keys.token, bind)
         self._clients: dict[int, int] = {}  # numbers, by peer
         self._outbox: deque[tuple[int, Any]] = deque()
@@ -259,13 +262,17 @@ class ClientGate:
                 self._transport.send(peer, message, lane)
 
 
-def _listening(listen: str, keys: ServerKeys) -> ZmqTransport:
+def _listening(listen: str, keys: ServerKeys, silence_s: float) -> ZmqTransport:
     """Return a transport that listens at an address, or at a free port of a host."""
 
     def at(address: str) -> ZmqTransport:
-        codec, token = client_codec(), keys.token
         return ZmqTransport(
-            CONTROLLER, codec=codec, token=token, bind=address, keys=keys.curve
+            CONTROLLER,
+            codec=client_codec(),
+            token=keys.token,
+            bind=address,
+            keys=keys.curve,
+            silence_s=silence_s,
         )
 
     host, port = split_tcp(listen)

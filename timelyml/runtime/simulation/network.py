@@ -244,8 +244,11 @@ class SimTransport:
         """Ask for another step."""
         self.is_awake = True
 
-    def connect(self, peer: int, endpoint: Endpoint) -> None:
+    def connect(
+        self, peer: int, endpoint: Endpoint, *, is_watched: bool = False
+    ) -> None:
         """Note where a peer listens; simulated peers need no addresses."""
+        del is_watched
         self.connected[peer] = endpoint
 
     def close(self) -> None:
