@@ -94,6 +94,16 @@ def test_text_of_another_encoding_is_refused_by_the_file(cluster, tmp_path):
         cluster.run(flow)
 
 
+def test_a_line_of_another_encoding_is_named(tmp_path):
+    text = "".join(f"{line}\n" for line in LINES) + "last \u00e4\n"
+    path = write(tmp_path / "a.txt", text, "latin-1")
+    flow = Dataflow(num_shards=3)
+    flow.read_text(path, batch_size=7).collect()
+
+    with pytest.raises(PayloadError, match=r"in line 501; got .* for b'\\xe4'"):
+        flow.run()
+
+
 def test_a_file_that_is_not_there_is_refused_at_the_call(tmp_path):
     with pytest.raises(ConfigError, match="'read_text' has no file to read; got"):
         Dataflow().read_text(tmp_path / "nothing.txt")
@@ -234,8 +244,39 @@ def test_a_field_that_does_not_convert_is_named(cluster, tmp_path):
     flow = Dataflow(num_shards=1)
     flow.read_csv(path, schema={"b": "int64"}).collect()
 
-    with pytest.raises(PayloadError, match="no int64 in column 'b'; got 'four'"):
+    with pytest.raises(PayloadError, match="int64 in line 3, column 'b'; got 'four'"):
         cluster.run(flow)
+
+
+WRONG = {
+    "a field": ("many", {"n": "int64"}, r"in line {}, column 'n'; got 'many'"),
+    "a number": ("300", {"n": "int8"}, r"in line {}, column 'n'; got '300'"),
+    "a row": ("1,2,3", None, r"another length in line {}; got \['1', '2', '3', "),
+    "what is no CSV": ("x" * 200_000, None, r"no CSV in line {}; got field larger"),
+}
+
+
+@pytest.mark.parametrize("has_newlines", [False, True])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_an_error_names_the_line(tmp_path, wrong, has_newlines):
+    field, schema, message = WRONG[wrong]
+    lines = ["n,text"]
+    for n in range(99):
+        lines += [f'{n},"two\nlines"' if has_newlines else f"{n},one", ""]
+    line = "\n".join(lines).count("\n") + 2
+    lines += [f"{field},wrong", "1,right"]
+    paths = [write_csv(tmp_path / "a.csv", [(1, 2)], header=("n", "text"))]
+    paths.append(write(tmp_path / "b.csv", "\n".join(lines) + "\n"))
+    flow = Dataflow(num_shards=3)
+    flow.read_csv(
+        paths, schema=schema, has_newlines=has_newlines, batch_size=10
+    ).collect()
+
+    with pytest.raises(
+        PayloadError, match=r"b.csv' .*" + message.format(line)
+    ) as caught:
+        flow.run()
+    assert caught.value.line == line
 
 
 def test_columns_that_a_file_lacks_are_refused_at_the_call(tmp_path):

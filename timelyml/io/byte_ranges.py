@@ -135,6 +135,15 @@ def cut_lines(found: Lines, most: int | None) -> Iterator[tuple[list[bytes], int
         yield lines, min(end, found.end)  # the file's last line may have no end
 
 
+def line_at(path: Path, offset: int) -> int:
+    """Return which line, from 1, starts at a byte of a file; reads all before it."""
+    number = 1
+    with path.open("rb") as file:
+        while data := file.read(min(BYTES_PER_READ, offset - file.tell())):
+            number += data.count(b"\n")
+    return number
+
+
 def _next_start(file: IO[bytes], at: int) -> int:
     """Return the first start of a line at `at` or after it."""
     if not at:
@@ -144,19 +153,29 @@ def _next_start(file: IO[bytes], at: int) -> int:
     return file.tell()
 
 
-def decoded(lines: list[bytes], path: Path, encoding: str) -> list[str]:
+def decoded(lines: list[bytes], path: Path, start: int, encoding: str) -> list[str]:
     """Return lines as text, without carriage returns.
 
+    Args:
+        lines: As bytes.
+        path: Their file.
+        start: Where they start in it.
+        encoding: Of the text.
+
     Raises:
-        PayloadError: They are not of that encoding.
+        PayloadError: They are not of that encoding; names file and line.
     """
+    data = b"\n".join(lines)
     try:
-        text = b"\n".join(lines).decode(encoding)
+        text = data.decode(encoding)
     except UnicodeDecodeError as error:
+        line = line_at(path, start + data.rfind(b"\n", 0, error.start) + 1)
         raise PayloadError(
-            f"file {str(path)!r} is not of encoding {encoding!r}; got {error}; expected "
-            f"text; pass encoding=",
+            f"file {str(path)!r} is not of encoding {encoding!r} in line {line}; got "
+            f"{error.reason} for {data[error.start : error.end]!r}; expected text; pass "
+            f"encoding=",
             path=str(path),
+            line=line,
         ) from None
     if "\r" in text:
         text = text.replace("\r\n", "\n").removesuffix("\r")

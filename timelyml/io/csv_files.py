@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from timelyml.errors import PayloadError, SchemaError
 from timelyml.io.batching import Batching
-from timelyml.io.byte_ranges import cut_lines, decoded, lines_of, share_of
+from timelyml.io.byte_ranges import cut_lines, decoded, line_at, lines_of, share_of
 from timelyml.operators.readers import Pieces
 from timelyml.operators.schema import Schema
 from timelyml.runtime.shard import Shard
@@ -26,6 +27,18 @@ TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 Row = list[str]
 
 
+class CsvRows(Protocol):
+    """What `csv.reader` returns."""
+
+    @property
+    def line_num(self) -> int:
+        """How many lines it has read."""
+
+    def __iter__(self) -> Iterator[Row]: ...
+
+    def __next__(self) -> Row: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
     """The columns of one file, and where the wanted ones stand."""
@@ -33,6 +46,28 @@ class Header:
     path: Path
     names: tuple[str, ...]
     has_line: bool
+
+
+class Block(NamedTuple):
+    """Rows that follow each other in one file.
+
+    Attributes:
+        header: Of the file.
+        given: What the reader made of them; empty where a line was.
+        rows: Those of them that are rows: an empty line is none.
+        line_of: From an index in `given` to a line of the file, from 1. It reads the
+            file again, as only an error needs to know.
+    """
+
+    header: Header
+    given: list[Row]
+    rows: list[Row]
+    line_of: Callable[[int], int]
+
+    def line(self, index: int) -> int:
+        """Return the line at which `rows[index]` starts."""
+        full = [at for at, row in enumerate(self.given) if row]
+        return self.line_of(full[index])
 
 
 def header_of(
@@ -93,12 +128,15 @@ class CsvReader:
                 continue
             header = self._header(part.path)
             for found in lines_of(part, at):
-                is_first = header.has_line and found.start == part.base
+                start = found.start - part.base
                 for lines, end in cut_lines(found, self.batching.batch_size):
-                    text = decoded(lines, found.path, self.encoding)
-                    rows = list(csv.reader(text, delimiter=self.delimiter))
-                    yield self._payload(header, rows[1:] if is_first else rows), end
-                    is_first = False
+                    text = decoded(lines, found.path, start, self.encoding)
+                    line_of = partial(self._line_in_range, part.path, start, text)
+                    rows = self._rows(header, self._reader(text), line_of)
+                    if header.has_line and start == 0:
+                        rows[0] = []
+                    yield self._payload(header, rows, line_of), end
+                    start = end - part.base
 
     def _whole_files(self, shard: Shard, at: int) -> Iterator[tuple[Any, int]]:
         size = self.batching.batch_size or ROWS_PER_BATCH
@@ -106,30 +144,75 @@ class CsvReader:
         for path in self.paths[shard.index :: shard.num_shards]:
             header = self._header(path)
             with path.open(encoding=self.encoding, newline="") as file:
-                reader = csv.reader(file, delimiter=self.delimiter)
-                rows = islice(reader, int(header.has_line), None)
-                while batch := list(islice(rows, size)):
-                    done += len(batch)
+                reader = self._reader(file)
+                before = len(list(islice(reader, int(header.has_line))))
+                line_of = partial(self._line_in_file, path, before)
+                while rows := self._rows(header, reader, line_of, size):
+                    done += len(rows)
                     if done > at:
-                        yield self._payload(header, batch), done
+                        yield self._payload(header, rows, line_of), done
+                    before += len(rows)
+                    line_of = partial(self._line_in_file, path, before)
 
     def _header(self, path: Path) -> Header:
         return header_of(path, self.names, self.delimiter, self.encoding, self.schema)
 
-    def _payload(self, header: Header, rows: list[Row]) -> Any:
-        width = len(header.names)
-        rows = [row for row in rows if row]  # an empty line is no row
-        for row in rows:
-            if len(row) != width:
+    def _reader(self, lines: Iterable[str]) -> CsvRows:
+        return csv.reader(lines, delimiter=self.delimiter)
+
+    def _rows(
+        self,
+        header: Header,
+        reader: CsvRows,
+        line_of: Callable[[int], int],
+        most: int | None = None,
+    ) -> list[Row]:
+        rows: list[Row] = []
+        try:
+            rows.extend(islice(reader, most))
+        except csv.Error as error:
+            line = line_of(len(rows))
+            raise PayloadError(
+                f"file {str(header.path)!r} has no CSV in line {line}; got {error}; "
+                f"expected fields between {self.delimiter!r}; correct it, or pass "
+                f"delimiter=",
+                path=str(header.path),
+                line=line,
+            ) from None
+        return rows
+
+    def _line_in_range(self, path: Path, start: int, text: list[str], row: int) -> int:
+        return line_at(path, start) + _lines_before(self._reader(text), row)
+
+    def _line_in_file(self, path: Path, before: int, row: int) -> int:
+        with path.open(encoding=self.encoding, newline="") as file:
+            return 1 + _lines_before(self._reader(file), before + row)
+
+    def _payload(
+        self, header: Header, given: list[Row], line_of: Callable[[int], int]
+    ) -> Any:
+        rows = [row for row in given if row]
+        block = Block(header, given, rows, line_of)
+        for index, row in enumerate(rows):
+            if len(row) != len(header.names):
+                line = block.line(index)
                 raise PayloadError(
-                    f"file {str(header.path)!r} has a row of another length; got "
-                    f"{row!r:.200}; expected {width} fields; if fields hold ends of "
-                    f"lines, pass has_newlines=True",
+                    f"file {str(header.path)!r} has a row of another length in line "
+                    f"{line}; got {row!r:.200}; expected {len(header.names)} fields; if "
+                    f"fields hold ends of lines, pass has_newlines=True",
                     path=str(header.path),
+                    line=line,
                 )
         if self.schema is None:
             return [dict(zip(header.names, row, strict=True)) for row in rows]
-        return columns_of_rows(header, rows, self.schema)
+        return columns_of_rows(block, self.schema)
+
+
+def _lines_before(reader: CsvRows, index: int) -> int:
+    """Return how many lines the rows before row `index` take."""
+    for _ in islice(reader, index):
+        pass
+    return reader.line_num
 
 
 def _truth(text: str) -> bool:
@@ -145,47 +228,55 @@ CONVERTERS: dict[str, Callable[[str], Any]] = {
 }
 """From text to a value, by the kind of a dtype."""
 
+CANNOT_CONVERT = (ValueError, OverflowError, KeyError)
 
-def columns_of_rows(header: Header, rows: list[Row], schema: Schema) -> Any:
+
+def columns_of_rows(block: Block, schema: Schema) -> Any:
     """Return the columns of the schema, converted from text.
 
     Raises:
-        PayloadError: A field cannot be converted; names file and column.
+        PayloadError: A field cannot be converted; names file, line and column.
     """
-    by_name = (
-        dict(zip(header.names, zip(*rows, strict=True), strict=True)) if rows else {}
-    )
+    names, rows = block.header.names, block.rows
+    by_name = dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else {}
     return {
-        name: _converted(header, name, by_name.get(name, ()), column.dtype)
+        name: _converted(block, name, by_name.get(name, ()), column.dtype)
         for name, column in schema.columns.items()
     }
 
 
 def _converted(
-    header: Header, name: str, fields: Iterable[str], dtype: np.dtype[Any]
+    block: Block, name: str, fields: Sequence[str], dtype: np.dtype[Any]
 ) -> npt.NDArray[Any]:
-    fields = list(fields)
-    convert = CONVERTERS.get(dtype.kind)
     try:
-        if convert is not None:
-            return np.fromiter(map(convert, fields), dtype, len(fields))
-        if dtype.kind == "U":
-            return np.array(fields, np.str_) if fields else np.empty(0, "U1")
-        return np.array(fields, dtype)
-    except (ValueError, OverflowError, KeyError) as error:
+        return _as_array(fields, dtype)
+    except CANNOT_CONVERT as error:
+        index = _culprit(fields, dtype)
+        path, line = str(block.header.path), block.line(index)
         raise PayloadError(
-            f"file {str(header.path)!r} has a field that is no {dtype} in column "
-            f"{name!r}; got {_culprit(fields, convert)!r:.100} ({error}); expected "
-            f"{dtype}; correct it, or read the column as text",
-            path=str(header.path),
+            f"file {path!r} has a field that is no {dtype} in line {line}, column "
+            f"{name!r}; got {fields[index]!r:.100} ({error}); expected {dtype}; correct "
+            f"it, or read the column as text",
+            path=path,
+            line=line,
             column=name,
         ) from None
 
 
-def _culprit(fields: list[str], convert: Callable[[str], Any] | None) -> str:
-    for field in fields:
+def _as_array(fields: Sequence[str], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    convert = CONVERTERS.get(dtype.kind)
+    if convert is not None:
+        return np.fromiter(map(convert, fields), dtype, len(fields))
+    if dtype.kind == "U":
+        return np.array(fields, np.str_) if fields else np.empty(0, "U1")
+    return np.array(fields, dtype)
+
+
+def _culprit(fields: Sequence[str], dtype: np.dtype[Any]) -> int:
+    """Return the index of the first field that cannot be converted."""
+    for index, field in enumerate(fields):
         try:
-            (convert or str)(field)
-        except (ValueError, OverflowError, KeyError):
-            return field
-    return fields[0] if fields else ""
+            _as_array([field], dtype)
+        except CANNOT_CONVERT:
+            return index
+    return 0

@@ -208,7 +208,9 @@ class TextReader:
             if part.base + part.stop <= at:
                 continue
             for found in lines_of(part, at):
+                start = found.start - part.base
                 for lines, end in cut_lines(found, self.batching.batch_size):
-                    payload = decoded(lines, found.path, self.encoding)
+                    payload = decoded(lines, found.path, start, self.encoding)
                     yield self.batching.piece(payload, number, end)
+                    start = end - part.base
                     number += 1
