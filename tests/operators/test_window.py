@@ -103,6 +103,22 @@ def test_what_comes_after_its_windows_is_late_and_kept_as_it_came(cluster):
     assert (1, ("a", (0, 10), [5])) in results
 
 
+@pytest.mark.parametrize(("which", "expected"), [("all", [2]), ("any", [8, 2])])
+def test_what_only_some_windows_miss_can_be_told_of(cluster, which, expected):
+    epochs = [[("a", 5)], [("a", 12)], [("a", 8), ("a", 2), ("a", 13)]]
+    results, late = run_windows(
+        cluster, epochs, Sliding(10, 5), num_shards=1, late=which
+    )
+
+    assert [moment for _, (_, moment) in late] == expected
+    assert ("a", (5, 15), [5, 12, 8, 13]) in [record for _, record in results]
+
+
+def test_which_records_are_late_is_checked():
+    with pytest.raises(ConfigError, match="'late' out of range; got 'some'; expected"):
+        Dataflow().source([1]).window(Tumbling(1), len, late="some")
+
+
 def test_allowed_lateness_keeps_windows_open(cluster):
     epochs = [[("a", 5)], [("a", 14)], [("a", 6)], [("a", 15)]]
     results, late = run_windows(cluster, epochs, Tumbling(10), allowed_lateness=5)
@@ -218,7 +234,7 @@ def test_what_is_no_windows_is_refused():
         Dataflow().source([1]).window(10, lambda r: r)
 
 
-def fixed_windows(epochs, length, step, lateness):
+def fixed_windows(epochs, length, step, lateness, which):
     """Results and late records, straight from the rules, without any index."""
     clock, values, results, late = None, {}, [], []
     for epoch, records in enumerate(epochs):
@@ -232,7 +248,8 @@ def fixed_windows(epochs, length, step, lateness):
             taken = [w for w in windows if over is None or w[1] > over]
             for window in taken:
                 values.setdefault((key, window), []).append(moment)
-            if windows and not taken:
+            any_or_all = any if which == "any" else all
+            if windows and any_or_all(window not in taken for window in windows):
                 late.append((epoch, (key, moment)))
         moments = [moment for _, moment in records]
         clock = max(moments + ([] if clock is None else [clock]), default=None)
@@ -295,7 +312,7 @@ some_epochs = st.lists(
 )
 
 
-def expected_of(epochs, num_shards, shape, lateness):
+def expected_of(epochs, num_shards, shape, lateness, which="all"):
     """Results, late records and what is open at the end, by definition."""
     # Producers in turn, so that the definition's order of records is that of the flow.
     in_order = [
@@ -303,7 +320,7 @@ def expected_of(epochs, num_shards, shape, lateness):
     ]
     if isinstance(shape, int):
         return session_windows(in_order, shape, lateness)
-    return fixed_windows(in_order, *shape, lateness)
+    return fixed_windows(in_order, *shape, lateness, which)
 
 
 def windows_of(shape):
@@ -319,17 +336,23 @@ some_shape = st.tuples(st.integers(1, 12), st.integers(1, 12)) | st.integers(1, 
     num_shards=st.integers(1, 3),
     shape=some_shape,
     lateness=st.integers(0, 10),
+    which=st.sampled_from(["all", "any"]),
 )
-def test_windows_equal_their_definition(epochs, num_shards, shape, lateness):
+def test_windows_equal_their_definition(epochs, num_shards, shape, lateness, which):
     flow = Dataflow(num_shards=num_shards)
     found, late = flow.source(in_epochs(epochs)).window(
-        windows_of(shape), lambda pair: pair[1], allowed_lateness=lateness
+        windows_of(shape),
+        lambda pair: pair[1],
+        allowed_lateness=lateness,
+        late=which,
     )
     found.collect()
     late.collect("late")
     result = flow.run()
 
-    results, expected_late, rest = expected_of(epochs, num_shards, shape, lateness)
+    results, expected_late, rest = expected_of(
+        epochs, num_shards, shape, lateness, which
+    )
     timed = flatten(result.batches("out"))
     last = max([n for n, e in enumerate(epochs) if e], default=-1)
     on_time = [r for r in timed if r[0] <= last]
@@ -386,7 +409,9 @@ def aggregated(results):
     )
 
 
-def check_columns(run, epochs, num_shards, shape, lateness, *, dtype="int64"):
+def check_columns(
+    run, epochs, num_shards, shape, lateness, *, dtype="int64", which="all"
+):
     flow = Dataflow(num_shards=num_shards)
     rows = flow.source(columns_in_epochs(epochs, dtype)).map_batch(with_weights)
     span = np.timedelta64(lateness, "s") if "M8" in dtype else lateness
@@ -396,13 +421,16 @@ def check_columns(run, epochs, num_shards, shape, lateness, *, dtype="int64"):
         key="k",
         aggregates=AGGREGATES,
         allowed_lateness=span,
+        late=which,
         name="w",
     )
     found.collect()
     late.collect("late")
     result = run(flow)
 
-    results, expected_late, rest = expected_of(epochs, num_shards, shape, lateness)
+    results, expected_late, rest = expected_of(
+        epochs, num_shards, shape, lateness, which
+    )
     last = max([n for n, e in enumerate(epochs) if e], default=-1)
     timed = rows_in_time(result.batches("out"))
     assert Counter(r for r in timed if r[0] <= last) == aggregated(results)
@@ -430,9 +458,14 @@ def in_seconds(windows):
     num_shards=st.integers(1, 3),
     shape=some_shape,
     lateness=st.integers(0, 10),
+    which=st.sampled_from(["all", "any"]),
 )
-def test_windows_of_columns_equal_their_definition(epochs, num_shards, shape, lateness):
-    check_columns(lambda flow: flow.run(), epochs, num_shards, shape, lateness)
+def test_windows_of_columns_equal_their_definition(
+    epochs, num_shards, shape, lateness, which
+):
+    check_columns(
+        lambda flow: flow.run(), epochs, num_shards, shape, lateness, which=which
+    )
 
 
 EPOCHS = [[(0, 3), (1, 9), (0, 8)], [(1, 21)], [(0, 12), (1, 1), (0, 30)], [(2, 44)]]

@@ -11,7 +11,7 @@ from timelyml.operators import Key, Windowed
 from timelyml.operators.aggregates import Spec
 from timelyml.operators.join import How
 from timelyml.operators.state_machine import Step
-from timelyml.operators.windows import Windows
+from timelyml.operators.windows import Late, Windows
 
 
 class KeyMethods(StreamBase):
@@ -157,6 +157,7 @@ class KeyMethods(StreamBase):
         combine: Callable[[Any, Any], Any] | None = None,
         aggregates: Mapping[str, Spec] | None = None,
         allowed_lateness: Any = None,
+        late: Late = "all",
         num_shards: int | None = None,
         name: str | None = None,
     ) -> Windowed[Self]:
@@ -176,6 +177,8 @@ class KeyMethods(StreamBase):
                 "start", "end" and these, as in `aggregate`. Then `event_time` and `key`
                 are names of columns.
             allowed_lateness: How long to wait for records that are out of order.
+            late: Which records the second stream gets: those of whose windows "all"
+                were over, or "any"; such a record is in results of the others too.
             num_shards: Shards that share the keys; default: as many as this stream has.
             name: See the class.
 
@@ -187,7 +190,7 @@ class KeyMethods(StreamBase):
         >>> flow.run()["out"]
         [('a', (0, 10), [3, 8]), ('b', (10, 20), [12]), ('a', (10, 20), [14])]
         """
-        results, late = operators.window(
+        results, too_late = operators.window(
             self.ref,
             windows,
             event_time,
@@ -196,7 +199,8 @@ class KeyMethods(StreamBase):
             combine=combine,
             aggregates=aggregates,
             allowed_lateness=allowed_lateness,
+            late=late,
             num_shards=num_shards,
             name=name,
         )
-        return Windowed(self._with(results), self._with(late))
+        return Windowed(self._with(results), self._with(too_late))

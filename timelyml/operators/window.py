@@ -15,7 +15,7 @@ Source:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, get_args
 
 from timelyml.errors import ConfigError, GraphError
 from timelyml.exchange import num_records
@@ -30,6 +30,7 @@ from timelyml.operators.schema import require
 from timelyml.operators.window_columns import ColumnWindows
 from timelyml.operators.window_records import RecordWindows
 from timelyml.operators.windows import (
+    Late,
     Moment,
     Session,
     Sliding,
@@ -45,7 +46,7 @@ T = TypeVar("T")
 
 
 class Windowed(NamedTuple, Generic[T]):
-    """What windows give: their results, and the records that came too late."""
+    """What windows give: their results, and the records that came too late for them."""
 
     results: T
     late: T
@@ -61,6 +62,7 @@ def window(
     combine: Callable[[Any, Any], Any] | None = None,
     aggregates: Mapping[str, Spec] | None = None,
     allowed_lateness: Span | None = None,
+    late: Late = "all",
     num_shards: int | None = None,
     name: str | None = None,
 ) -> Windowed[StreamRef]:
@@ -71,7 +73,8 @@ def window(
     epoch. What is open at the end is sent one epoch later, or with the last epoch that
     the input was advanced to. A record whose windows were all over before its epoch
     goes to the stream of late records, as it came; but not one that others of its
-    epoch link to a session that is open.
+    epoch link to a session that is open. One of which only some windows were over is in
+    the results of the others; with `late="any"` it is among the late records too.
 
     With `aggregates`, streams are of columns and nothing is done row by row: results
     have a row for each key and window, with the columns of the key, "start", "end" and
@@ -90,12 +93,14 @@ def window(
         aggregates: By name of a column to make, as for `aggregate`. Then `event_time`
             and `key` are names of columns.
         allowed_lateness: How long to wait for records that are out of order.
+        late: Which records are late: those of whose windows "all" were over, or "any".
         num_shards: Shards that share the keys; default: as many as `up` has.
         name: Shown in traces and errors; the key of its state.
 
     Raises:
         GraphError: An argument is none of these, or the stream is in a nested scope.
-        ConfigError: Aggregates without the names of columns, or with functions.
+        ConfigError: Aggregates without the names of columns, or with functions; or
+            `late` is neither.
     """
     who = name or "window"
     check_stream(who, up)
@@ -111,6 +116,13 @@ def window(
             f"Tumbling, Sliding or Session, and a stream of epochs; leave the scope",
             operator=who,
         )
+    if late not in get_args(Late):
+        raise ConfigError(
+            f"operator {who!r} has option 'late' out of range; got {late!r}; expected "
+            f"'all' or 'any'; correct the option",
+            operator=who,
+            option="late",
+        )
     kind: RecordWindows | ColumnWindows
     if aggregates is None:
         kind = RecordWindows(
@@ -121,6 +133,7 @@ def window(
             value or value_function(key),
             combine,
             allowed_lateness,
+            late,
         )
     else:
         if value is not None or combine is not None:
@@ -134,6 +147,7 @@ def window(
             event_time=event_time,
             key=key,
             allowed_lateness=allowed_lateness,
+            late=late,
         )
         require(who, up, kind.columns)
     dated, latest = add_operator(
@@ -144,7 +158,7 @@ def window(
         num_outputs=2,
         states=("state",),
     )
-    results, late = add_operator(
+    results, too_late = add_operator(
         "window",
         [dated, latest],
         _windowing(kind),
@@ -154,7 +168,7 @@ def window(
         states=("state", "ends", "kept", "clock"),
         num_shards=num_shards,
     )
-    return Windowed(results, late)
+    return Windowed(results, too_late)
 
 
 def _misfit(who: str, got: str) -> ConfigError:

@@ -22,6 +22,7 @@ from timelyml.operators.columns import Columns, column, columns_of
 from timelyml.operators.grouping import Array
 from timelyml.operators.keys import route_by
 from timelyml.operators.windows import (
+    Late,
     Moment,
     Session,
     Sliding,
@@ -56,11 +57,13 @@ class ColumnWindows:
         event_time: str,
         key: str,
         allowed_lateness: Span | None,
+        late: Late,
     ) -> None:
         self.who = who
         self.windows = windows
         self.key = key
         self.allowed_lateness = allowed_lateness
+        self.late = late
         self._event_time = event_time
         parsed = parsed_aggregates(who, [key, "start", "end"], aggregates)
         ends = Aggregate("end", "max", END)
@@ -200,7 +203,8 @@ class OpenColumns:
             mine: Columns = take(columns, rows)
             part = self._plan.plan.grouped({**mine, START: starts, END: ends})
             self._merge_in(part)
-        is_late: Mask = (num_found > 0) & (num_open == 0)
+        wanted = num_found if self._plan.late == "any" else np.minimum(num_found, 1)
+        is_late: Mask = num_open < wanted
         return is_late
 
     def _merge_in(self, part: Columns) -> None:

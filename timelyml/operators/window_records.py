@@ -17,6 +17,7 @@ from timelyml.graph import Exchange
 from timelyml.operators.keys import Key, field_getter, first, key_function
 from timelyml.operators.steps import RECORDS_PER_BLOCK, in_chunks, in_steps
 from timelyml.operators.windows import (
+    Late,
     Moment,
     Session,
     Span,
@@ -40,6 +41,7 @@ class RecordWindows(NamedTuple):
     value: Callable[[Any], Any] | None
     combine: Callable[[Any, Any], Any] | None
     allowed_lateness: Span | None
+    late: Late
 
     @property
     def pact(self) -> Exchange:
@@ -137,12 +139,14 @@ class OpenRecords:
         self._num_seen += 1
         assert not isinstance(self._plan.windows, Session)  # noqa: S101  see `add`
         found = self._plan.windows.windows_of(moment)
-        is_taken = not found  # nothing was to take it: it is not late
+        num_open = 0
         for start, end in found:
             if self._over is None or end > self._over:
                 self._add_to_window(key, (start, end), self._plan.value_of(record))
-                is_taken = True
-        if not is_taken:
+                num_open += 1
+        # None are wanted where a record falls between windows: it is not late.
+        wanted = len(found) if self._plan.late == "any" else min(len(found), 1)
+        if num_open < wanted:
             self._late.append((self._num_seen, record))
 
     def _add_to_session(self, dated: Dated) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -95,6 +95,8 @@ class Session:
 
 
 Windows: TypeAlias = Tumbling | Sliding | Session
+Late: TypeAlias = Literal["all", "any"]
+"""Which records are late: those of whose windows all were over, or any."""
 
 
 def _check_positive(windows: Windows, field: str, value: Any) -> None:
