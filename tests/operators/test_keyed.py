@@ -204,12 +204,24 @@ def test_more_keys_than_combining_keeps_are_sent_before_the_end(cluster, monkeyp
     assert dict(cluster.run(flow)["out"]) == expected
 
 
-def test_a_nan_key_is_refused_by_name(cluster):
-    flow = Dataflow(num_shards=2)
-    flow.source([1.5, float("nan")]).count(lambda x: x).collect()
+UNHASHABLE = {
+    "reduce": lambda rows: rows.reduce(lambda r: r, lambda a, b: a),
+    "count": lambda rows: rows.count(lambda r: r),
+    "distinct": lambda rows: rows.distinct(),
+}
 
-    with pytest.raises(RoutingError, match="got nan"):
-        cluster.run(flow)
+
+@pytest.mark.parametrize("kind", UNHASHABLE)
+@pytest.mark.parametrize("num_before", [0, 20])
+def test_a_key_that_cannot_be_one_names_the_operator(kind, num_before, monkeypatch):
+    monkeypatch.setattr(reduction, "DIRECT_RECORDS", 10)
+    flow = Dataflow(num_shards=1)
+    records = [*range(num_before), [7]]
+    UNHASHABLE[kind](flow.source(records, batch_size=1)).collect()
+
+    match = rf"operator '{kind}-combine' failed .*; got \[7\] .*: unhashable type"
+    with pytest.raises(RoutingError, match=match):
+        flow.run()
 
 
 def test_a_million_records_in_tiny_batches_leave_no_state(cluster):

@@ -278,17 +278,18 @@ HERE = "runtime/test_moving_operators.py"
 MOVED = {
     "accumulate": MOVING,
     "aggregate": MOVING,
+    "aggregate-combine": MOVING,
     "bytewax": (
         "io/test_bytewax_process.py",
         "test_a_bytewax_dataflow_is_not_begun_again_elsewhere",
     ),
     "capture": (HERE, "test_a_tape_that_two_runs_wrote_is_that_of_one"),
-    "combine": MOVING,
     "compute": MOVING,
     "count": MOVING,
+    "count-combine": MOVING,
     "delay": MOVING,
     "distinct": MOVING,
-    "event_time": MOVING,
+    "distinct-combine": MOVING,
     "fold": MOVING,
     "input": (HERE, "test_an_input_that_was_closed_is_closed_elsewhere"),
     "join": MOVING,
@@ -303,10 +304,12 @@ MOVED = {
     "read_text": (HERE, "test_files_are_read_on_elsewhere"),
     "rebalance": MOVING,
     "reduce": MOVING,
+    "reduce-combine": MOVING,
     "replay": (HERE, "test_a_tape_goes_on_where_it_was_played_elsewhere"),
     "source": MOVING,
     "state_machine": MOVING,
     "window": MOVING,
+    "window-event_time": MOVING,
     "write": ("io/test_bytewax_sinks.py", "test_a_resumed_sink_cuts_off"),
 }
 """By kind of operator with state: the test that moves it."""

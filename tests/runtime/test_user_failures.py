@@ -326,7 +326,10 @@ def test_a_key_function_that_raises_names_who_sent_whereto_and_when(cluster):
     flow = Dataflow(num_shards=2)
     source = flow.source(range(6), batch_size=1, epoch_every=1, num_shards=1)
     source.exchange(lambda x: 1 // (x - 4)).collect()
-    match = "'source' failed on worker 0, shard 0, at time 4: ZeroDivisionError"
+    match = (
+        "'source' failed on worker 0, shard 0, at time 4, "
+        "while rows were routed to 'out': ZeroDivisionError"
+    )
     with pytest.raises(ZeroDivisionError, match=match) as got:
         cluster.run(flow)
     assert "raised while rows were routed to 'out'" in got.value.traceback_text

@@ -81,7 +81,7 @@ def aggregate(
     plan = Plan(who, keys, parsed_aggregates(who, keys, aggregates))
     require(who, up, plan.columns)
     (partials,) = add_operator(
-        "combine",
+        "aggregate-combine",
         [up],
         _combining(plan),
         name=None if name is None else f"{name}-combine",

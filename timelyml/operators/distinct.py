@@ -19,7 +19,7 @@ from timelyml.operators.checks import check_optional_count
 from timelyml.operators.columns import Columns, column, columns_of
 from timelyml.operators.edges import StreamLike, pass_notes
 from timelyml.operators.expiry import on_frontier, touch
-from timelyml.operators.keys import Key, check_key, field_getter
+from timelyml.operators.keys import Key, check_hashable, check_key, field_getter
 from timelyml.operators.operator_builder import add_operator
 from timelyml.operators.ordered import keep, take_kept
 from timelyml.operators.rows import destinations_of_rows, first_of_each, keys_of_rows
@@ -64,7 +64,7 @@ def distinct(
     find = _Fresh(who, key)
     once = Logic(on_batch=find.on_batch, on_notify=find.on_notify)
     (fewer,) = add_operator(
-        "combine",
+        "distinct-combine",
         [up],
         once,
         name=None if name is None else f"{name}-combine",
@@ -124,10 +124,14 @@ class _Fresh:
         fresh: list[int] = []
 
         def look(chunk: list[tuple[int, Any]]) -> None:
-            for row, key in chunk:
-                if key not in seen:
-                    seen.add(key)
-                    fresh.append(row)
+            try:
+                for row, key in chunk:
+                    if key not in seen:
+                        seen.add(key)
+                        fresh.append(row)
+            except TypeError:
+                check_hashable(key for _, key in chunk)
+                raise
 
         yield from in_chunks(shard, enumerate(self.keys_of(payload)), look)
         send_rows(shard, delivery.time, payload, fresh)

@@ -6,7 +6,7 @@ records are pairs `(key, value)`, as `key_by` makes them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from operator import itemgetter
 from typing import Any, TypeAlias
 
@@ -133,6 +133,15 @@ def destinations_of(
         codes = destinations_by_key(column, _MANY_SHARDS).astype(np.uint64)
         mixed = (mixed * np.uint64(_MIX) + codes) % np.uint64(_MANY_SHARDS)
     return (mixed % np.uint64(num_shards)).astype(np.intp)
+
+
+def check_hashable(keys: Iterable[Any]) -> None:
+    """Refuse the first key that cannot be one, once an error says that there may be.
+
+    Raises:
+        RoutingError: Names the key, as where it is routed.
+    """
+    destinations_by_key(keys, 1)
 
 
 def column_keys(column: npt.NDArray[Any]) -> list[Any]:

@@ -21,7 +21,14 @@ from timelyml.graph import Exchange, StreamRef
 from timelyml.operators.checks import check_callable, check_optional_callable
 from timelyml.operators.columns import column, columns_of
 from timelyml.operators.edges import StreamLike
-from timelyml.operators.keys import Key, check_key, column_keys, first, key_function
+from timelyml.operators.keys import (
+    Key,
+    check_hashable,
+    check_key,
+    column_keys,
+    first,
+    key_function,
+)
 from timelyml.operators.operator_builder import add_operator
 from timelyml.operators.schema import require
 from timelyml.operators.steps import RECORDS_PER_BLOCK, in_chunks, send_in_steps
@@ -156,7 +163,7 @@ def _reduced(
 ) -> StreamRef:
     """Combine on each shard, exchange by key, and merge."""
     (pairs,) = add_operator(
-        "combine",
+        f"{kind}-combine",
         [up],
         _combining(ways),
         name=None if name is None else f"{name}-combine",
@@ -176,6 +183,13 @@ def _reduced(
 
 def _combining(ways: _Ways) -> Logic:
     pairs_of, absorb = ways.pairs_of, ways.absorb
+
+    def take_in(pairs: Pairs, records: list[Any]) -> None:
+        try:
+            absorb(pairs, records)
+        except TypeError:
+            check_hashable(key for key, _ in pairs_of(records))
+            raise
 
     def on_batch(shard: Shard, delivery: Delivery) -> Iterator[None]:
         time, payload = delivery.time, delivery.payload
@@ -198,7 +212,7 @@ def _combining(ways: _Ways) -> Logic:
             yield from send_in_steps(shard, time, records_of(payload), pairs_of)
         else:
             yield from in_chunks(
-                shard, records_of(payload), lambda chunk: absorb(pairs, chunk)
+                shard, records_of(payload), lambda chunk: take_in(pairs, chunk)
             )
         if len(pairs) >= MOST_KEYS:
             partial.pairs = ways.empty()

@@ -151,7 +151,7 @@ def window(
         )
         require(who, up, kind.columns)
     dated, latest = add_operator(
-        "event_time",
+        "window-event_time",
         [up],
         _dating(kind),
         name=None if name is None else f"{name}-event_time",

@@ -34,6 +34,7 @@ from timelyml.graph import (
     Pipeline,
 )
 from timelyml.progress import Timestamp, new_tuple
+from timelyml.runtime.failure import ROUTING_NOTE
 from timelyml.runtime.messages import Block, Part
 
 ALL_LOCAL_SHARDS = -1
@@ -155,7 +156,7 @@ class OutChannel:
             parts = route(pact, payload, len(self._owners))
         except Exception as error:
             # It fails the sender, which need not be whom the user gave the key to.
-            error.add_note(f"raised while rows were routed to {self._target_name!r}")
+            error.add_note(f"{ROUTING_NOTE}{self._target_name!r}")
             raise
         if len(parts) == 1 and not self.is_dense:  # tiny epochs are many
             shard, rows = parts[0]

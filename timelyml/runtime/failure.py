@@ -24,6 +24,8 @@ from timelyml.runtime.tracebacks import user_traceback, with_source_lines
 
 MAX_ERROR_BYTES = 16 << 20  # of one error that crosses processes
 
+ROUTING_NOTE = "raised while rows were routed to "  # and a name; the sender fails
+
 # Attributes of the user's exception that must not replace ours or Python's own.
 _RESERVED = frozenset({"args", "values", "__notes__"})
 _PLAIN = frozenset({int, str, tuple, type(None)})
@@ -54,6 +56,9 @@ def operator_failure(
         where += f", shard {shard}"
     if time is not None:
         where += f", at time {time!r}"
+    for note in getattr(cause, "__notes__", ()):
+        if str(note).startswith(ROUTING_NOTE):
+            where += ", " + note.removeprefix("raised ")
     msg = f"operator {operator!r} {what} on {where}: {summary_of(cause)}"
     values = {
         "operator": operator,
