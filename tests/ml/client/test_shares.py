@@ -63,7 +63,7 @@ def test_device_time_follows_weights_whatever_the_lengths(client, weights):
     ]
     (device,) = client.resources.devices()
     with client.resources.trace() as trace:
-        client.resources.withdraw([device.name])
+        client.resources.withdraw([device.name], force=True)
         results = [call() for call in calls]
         client.resources.restore([device.name])
         for x in results:

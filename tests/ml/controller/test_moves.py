@@ -65,7 +65,8 @@ class Restless(World):
         else:
             host = self.rng.choice(sorted(self.hosts))
             self.withdrawn.append(f"{host}:{self.rng.randrange(2)}")
-            self.say(1, ChangeDevices(1, tuple(self.withdrawn), is_usable=False))
+            devices = tuple(self.withdrawn)
+            self.say(1, ChangeDevices(1, devices, is_usable=False, force=True))
 
     def rest(self):
         """Let everything stand that was suspended."""
@@ -204,6 +205,32 @@ def test_withdrawn_devices_are_free_once_their_slices_are_elsewhere():
 
     world.say(1, ChangeDevices(9, ("7:0",), is_usable=False))
     assert "devices are unknown; got ['7:0']" in answers(world)[9]
+
+
+@pytest.mark.parametrize("is_island", [False, True])
+def test_devices_under_slices_of_others_are_taken_by_force_only(is_island):
+    world = World(4, ISLANDS, num_clients=3)
+    mine = world.slice(1, 4, "a")
+    theirs = world.slice(2, 4, "a")
+    elsewhere = world.slice(3, 2, "b")
+    names = tuple(f"{host}:{index}" for host, index in stands(world, mine.slice))
+
+    def ask(request, *, force):
+        if is_island:
+            world.say(1, ReformIsland(request, "a", 2, force))
+        else:
+            change = ChangeDevices(request, names, is_usable=False, force=force)
+            world.say(1, change)
+        world.settle()
+        return answers(world)[request]
+
+    who = "by client 1; got slices of clients [2] there; expected none but its own"
+    assert who in ask(7, force=False)
+    assert stands(world, theirs.slice) == stands(world, mine.slice)
+    assert ask(8, force=True) is None
+    world.say(1, AskDevices(9))
+    assert not any(e.slices for e in world.heard[1][-1].devices if e.name in names)
+    assert stands(world, elsewhere.slice) == elsewhere.devices
 
 
 def test_a_client_that_leaves_takes_slices_that_move_or_wait():

@@ -46,7 +46,11 @@ class Resources:
         return DeviceTrace(self._ask)
 
     def withdraw(
-        self, devices: Iterable[str], *, timeout_s: float | None = None
+        self,
+        devices: Iterable[str],
+        *,
+        force: bool = False,
+        timeout_s: float | None = None,
     ) -> None:
         """Take devices out of use; returns once no slice stands on them.
 
@@ -55,15 +59,17 @@ class Resources:
 
         Args:
             devices: Their names, as `devices()` has them.
+            force: Whether to take them from the slices of other clients too.
             timeout_s: How long to wait; they leave all the same.
 
         Raises:
-            PlacementError: There is no such device.
+            PlacementError: There is no such device; or other clients, which it names,
+                have slices there, and `force` is not said.
             DeadlineError: They were not free in time.
         """
         names = tuple(devices)
         self._ask(
-            lambda request: ChangeDevices(request, names, is_usable=False),
+            lambda request: ChangeDevices(request, names, is_usable=False, force=force),
             f"the withdrawal of devices {list(names[:5])}",
             timeout_s,
         )
@@ -82,7 +88,12 @@ class Resources:
         )
 
     def reform(
-        self, island: str, *, hosts: int, timeout_s: float | None = None
+        self,
+        island: str,
+        *,
+        hosts: int,
+        force: bool = False,
+        timeout_s: float | None = None,
     ) -> None:
         """Have an island form anew, of so many processes with as many devices each.
 
@@ -94,11 +105,13 @@ class Resources:
             island: Its name, which stays.
             hosts: How many processes it is to have, more or fewer than now; 1,024 at
                 most.
+            force: Whether to do so under the slices of other clients too.
             timeout_s: How long to wait; it goes on all the same.
 
         Raises:
             ConfigError: `hosts` is no count.
-            PlacementError: There is no such island, or no process could be started.
+            PlacementError: There is no such island, or no process could be started; or
+                other clients, which it names, have slices there, and `force` is not said.
             DeadlineError: It was not over in time.
         """
         if type(hosts) is not int:
@@ -108,7 +121,7 @@ class Resources:
                 option="hosts",
             )
         self._ask(
-            lambda request: ReformIsland(request, island, hosts),
+            lambda request: ReformIsland(request, island, hosts, force),
             f"island {island!r} of {hosts} hosts",
             timeout_s,
         )

@@ -133,7 +133,6 @@ class Changes:
     def _change_devices(
         self, client: int, message: ChangeDevices
     ) -> Callable[[], bool]:
-        del client
         names = set(message.devices)
         leaving = {x for x in names & self._devices.keys() if self._is_leaving(x)}
         if message.is_usable and leaving:
@@ -145,15 +144,33 @@ class Changes:
         if message.is_usable:
             self._follow(self._manager.restore(names))
             return lambda: True
+        if not message.force:
+            what = f"devices {sorted(names)} cannot be withdrawn"
+            self._refuse_if_shared(client, names, what)
         self._follow(self._manager.withdraw(names))
         return lambda: not self._manager.is_awaited(names)
+
+    def _refuse_if_shared(self, client: int, names: set[str], what: str) -> None:
+        """Refuse to take devices from under slices of others."""
+        owners = {
+            int(request.client)
+            for request, _, devices in self._manager.slices()
+            if not names.isdisjoint(devices)
+        }
+        others = sorted(owners - {client})
+        if others:
+            raise PlacementError(
+                f"{what} by client {client}; got slices of clients {others} there; "
+                f"expected none but its own; wait until they are gone, or pass force=True",
+                client=client,
+                clients=others,
+            )
 
     def _is_leaving(self, device: str) -> bool:
         host, _ = self._devices[device]
         return self._of_host[host].is_replaced
 
     def _reform(self, client: int, message: ReformIsland) -> Callable[[], bool]:
-        del client
         found = [
             each
             for each in self._islands.values()
@@ -168,6 +185,11 @@ class Changes:
                 island=message.island,
             )
         island = found[-1]
+        if not message.force:
+            hosts = island.hosts
+            names = {name for name, (host, _) in self._devices.items() if host in hosts}
+            what = f"island {message.island!r} cannot form anew"
+            self._refuse_if_shared(client, names, what)
         self._renewals.renew(island, message.num_hosts, None)
 
         def is_over() -> bool:

@@ -27,11 +27,13 @@ class ChangeDevices:
     Attributes:
         devices: Names, as `DeviceInfo` has them.
         is_usable: What they are to be; answered once no slice stands on those withdrawn.
+        force: Whether to take them from the slices of other clients.
     """
 
     request: int
     devices: tuple[str, ...]
     is_usable: bool
+    force: bool = False
 
 
 MAX_HOSTS = 1024
@@ -40,11 +42,16 @@ MAX_HOSTS = 1024
 
 @dataclass(frozen=True, slots=True)
 class ReformIsland:
-    """Have other processes take the place of an island's; answered once it is so."""
+    """Have other processes take the place of an island's; answered once it is so.
+
+    Attributes:
+        force: Whether to do so under the slices of other clients.
+    """
 
     request: int
     island: str
     num_hosts: int
+    force: bool = False
 
 
 @dataclass(frozen=True, slots=True)
