@@ -187,9 +187,9 @@ class Changes:
         island = found[-1]
         if not message.force:
             hosts = island.hosts
-            names = {name for name, (host, _) in self._devices.items() if host in hosts}
+            own = {name for name, (host, _) in self._devices.items() if host in hosts}
             what = f"island {message.island!r} cannot form anew"
-            self._refuse_if_shared(client, names, what)
+            self._refuse_if_shared(client, own, what)
         self._renewals.renew(island, message.num_hosts, None)
 
         def is_over() -> bool:
