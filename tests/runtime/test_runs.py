@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import threading
 
@@ -621,3 +622,62 @@ def test_a_closed_cluster_starts_nothing_and_its_runs_say_so():
         run.result(TIMEOUT_S)
     with pytest.raises(RunStoppedError, match="the cluster is closed"):
         cluster.start(flow.build())
+
+
+def failing():
+    """input 'in' -> 1 / x -> probe -> 'out'"""
+    flow = Dataflow("failing")
+    flow.input("in").map(lambda x: 1 / x).probe().collect()
+    return flow
+
+
+def by_result(run):
+    run.input("in").close()
+    run.result(TIMEOUT_S)
+
+
+def by_await(run):
+    async def main():
+        await run
+
+    run.input("in").close()
+    asyncio.run(main())
+
+
+WAYS_TO_BE_TOLD = {
+    "result": by_result,
+    "await": by_await,
+    "results": lambda run: list(run.results("out")),
+    "probe": lambda run: run.probe("probe").wait_until(0, timeout_s=TIMEOUT_S),
+}
+
+
+@pytest.mark.parametrize("way", WAYS_TO_BE_TOLD)
+def test_an_error_that_the_block_handled_is_not_raised_at_its_end(cluster, way):
+    handled = False
+    with cluster.start(failing()) as run:
+        run.input("in").send([0])
+        try:
+            WAYS_TO_BE_TOLD[way](run)
+        except ZeroDivisionError:
+            handled = True
+
+    assert handled
+    with pytest.raises(ZeroDivisionError, match="'map' failed"):
+        run.result()  # to whom asks it is told again
+
+
+def test_an_error_that_only_another_thread_was_told_of_is_raised():
+    def read(run):
+        run.input("in").send([0])
+        with contextlib.suppress(ZeroDivisionError):
+            by_result(run)
+
+    def block():
+        with failing().start() as run:
+            reader = threading.Thread(target=read, args=(run,))
+            reader.start()
+            reader.join()
+
+    with pytest.raises(ZeroDivisionError, match="'map' failed"):
+        block()

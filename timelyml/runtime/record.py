@@ -65,6 +65,7 @@ class RunRecord:
         self.is_started = False
         self.is_ended = False
         self.error: TimelyError | None = None
+        self._raised_in: set[int] = set()  # threads
         self.metrics: dict[int, dict[str, Any]] = {}
         # What follows is read and written under `changed`.
         self.frontiers: dict[str, tuple[Timestamp, ...]] = {
@@ -188,14 +189,26 @@ class RunRecord:
                 self.changed.wait(left)
         return True
 
+    @property
+    def was_raised_here(self) -> bool:
+        """Whether the calling thread has been told of the run's error."""
+        return threading.get_ident() in self._raised_in
+
+    def take_result(self) -> Result:
+        """Return the result of a run that is over, or raise its error."""
+        self.raise_if_failed()
+        return self.future.result()
+
     def raise_if_failed(self) -> None:
         """Raise the run's error if it ended with one."""
         if self.error is not None:
+            self._raised_in.add(threading.get_ident())
             raise self.error
 
     def over_error(self, who: str) -> TimelyError:
         """Return what to raise when `who` needs a run that is over."""
         if self.error is not None:
+            self._raised_in.add(threading.get_ident())
             return self.error
         msg = f"{who} cannot be used: its run is over; start another run"
         return RunStoppedError(msg)

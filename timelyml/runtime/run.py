@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Self
 
-from timelyml.errors import DeadlineError, GraphError
+from timelyml.errors import DeadlineError, GraphError, TimelyError
 from timelyml.graph import Graph, OperatorSpec
 from timelyml.progress import Timestamp
 from timelyml.runtime.config import INPUT_KIND, PROBE_KIND, RunConfig
@@ -46,7 +46,8 @@ class Run:
 
     As a context manager it closes its inputs and waits for the result at the end
     of the block, and cancels the run if the block raises; `stop` in the block ends
-    sources that would go on for ever. `await run` gives the result; a task that is
+    sources that would go on for ever. An error of the run that the block was told of,
+    as by `result`, and has handled is not raised again at its end. `await run` gives the result; a task that is
     cancelled there, as by `asyncio.timeout`, cancels the run, unless that is awaited
     with `asyncio.shield`.
     """
@@ -132,7 +133,7 @@ class Run:
         self._free()
         if interrupts.was_interrupted:
             raise interrupts.exit_error() from self.record.error
-        return self.record.future.result()
+        return self.record.take_result()
 
     def __await__(self) -> Generator[Any, None, Result]:
         import asyncio  # noqa: PLC0415  50 ms that only programs with a loop pay
@@ -140,11 +141,13 @@ class Run:
         # `yield from` keeps the run, and with it a cluster of its own, alive meanwhile.
         future = asyncio.wrap_future(self.record.future)
         try:
-            result: Result = yield from future.__await__()
+            yield from future.__await__()
         except asyncio.CancelledError:
             self.request_cancel()
             raise
-        return result
+        except TimelyError:
+            pass  # raised below, where it is noted
+        return self.record.take_result()
 
     def batches(self, name: str) -> list[tuple[Timestamp, Any]]:
         """Return (time, payload) collected so far under `name`: whole times only."""
@@ -237,7 +240,12 @@ class Run:
             self.give_up()
             return
         self.close_inputs()
-        self.result()
+        is_known = self.record.was_raised_here  # and handled, as the block has ended
+        try:
+            self.result()
+        except TimelyError as error:
+            if not is_known or error is not self.record.error:
+                raise
 
     def close_inputs(self) -> None:
         """Close every input of the dataflow: nothing more comes from the driver."""
