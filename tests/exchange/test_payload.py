@@ -176,7 +176,32 @@ def test_numbers_and_strings_of_other_widths_join():
     assert concat([np.array([1], np.int8), np.array([0.5])]).tolist() == [1, 0.5]
 
 
-@pytest.mark.parametrize("other", [np.array([1]), np.array([0.5]), np.array([1j])])
+def integers(dtype, *values):
+    return np.array(values, dtype)
+
+
+@pytest.mark.parametrize(
+    ("signed", "unsigned", "dtype"),
+    [
+        ((-1, 2**62 + 1), (7, 2**63 - 1), np.int64),
+        ((0, 2**62 + 1), (7, 2**63 + 1), np.uint64),
+    ],
+)
+def test_signed_and_unsigned_integers_join_as_integers(signed, unsigned, dtype):
+    both = [integers(np.int64, *signed), integers(np.uint64, *unsigned)]
+
+    assert concat(both).tolist() == [*signed, *unsigned]
+    assert concat(both[::-1]).dtype == dtype
+
+
+def test_integers_that_no_type_holds_are_refused():
+    both = [integers(np.int64, -1), integers(np.uint64, 2**63)]
+    match = f"got -1 and {2**63} among .*; expected integers that int64 or uint64"
+    with pytest.raises(PayloadError, match=match):
+        concat(both)
+
+
+@pytest.mark.parametrize("other", [np.array([0.5]), np.array([1j])])
 def test_integers_that_a_float_cannot_hold_are_not_rounded(other):
     large = np.array([2**53 + 1], np.uint64)
     with pytest.raises(PayloadError, match=f"got {2**53 + 1} of uint64 among .*128|64"):

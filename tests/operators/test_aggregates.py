@@ -286,3 +286,18 @@ def test_nan_values_count_as_nan():
 
     for found in (groups.sums(x), groups.least(x), groups.greatest(x)):
         assert np.array_equal(found, [np.nan, 2.0], equal_nan=True)
+
+
+def test_signed_and_unsigned_rows_are_aggregated_as_integers():
+    flow = Dataflow(num_shards=1)
+    signed = {"k": np.array([1, -2]), "x": np.array([2**62 + 1, -1])}
+    unsigned = {"k": np.array([1, 3], np.uint64), "x": np.array([1, 7], np.uint64)}
+    rows = flow.source(signed).concat(flow.source(unsigned))
+    rows.aggregate("k", {"total": ("sum", "x"), "most": ("max", "x")}).collect()
+
+    ((_, found),) = flow.run().batches("out")
+    assert {name: values.tolist() for name, values in found.items()} == {
+        "k": [-2, 1, 3],
+        "total": [-1, 2**62 + 2, 7],
+        "most": [-1, 2**62 + 1, 7],
+    }

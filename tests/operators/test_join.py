@@ -145,6 +145,16 @@ def test_a_column_without_nan_needs_a_value_for_none(cluster):
     assert payload["n"].tolist() == [5, -1]
 
 
+def test_what_a_column_cannot_hold_does_not_fill_it():
+    flow = Dataflow(num_shards=1)
+    left = flow.source({"k": np.array([1, 2])})
+    right = flow.source({"k": np.array([1]), "n": np.array([5], np.uint64)})
+    left.join(right, key="k", how="left", fill={"n": -1}).collect()
+
+    with pytest.raises(PayloadError, match=r"cannot fill column 'n'; got -1 .* uint64"):
+        flow.run()
+
+
 def test_keys_of_two_kinds_are_refused_by_name(cluster):
     flow = Dataflow(num_shards=1)
     left = flow.source({"k": np.array([1, 2])})

@@ -517,6 +517,11 @@ def test_aggregates_of_windows_that_do_not_fit_are_refused(options, problem):
     [
         (np.array([1.0, np.nan]), TimeError, "without an event time; got .*nan"),
         (np.array(["2024-01-01", "NaT"], "M8[s]"), TimeError, "without an event time"),
+        (
+            np.array([1, 2**63], np.uint64),
+            TimeError,
+            f"beyond the last one; got {2**63}",
+        ),
         (np.array(["a", "b"]), PayloadError, "cannot take column 'at' as event times"),
         (np.zeros((2, 2)), PayloadError, r"float64 in rows of shape \[2\]"),
     ],

@@ -304,9 +304,27 @@ def _concat_arrays(arrays: Sequence[Array]) -> Array:
             rows=found,
         )
     joined = np.concatenate(arrays)
+    if joined.dtype.kind == "f" and all(a.dtype.kind in "biu" for a in arrays):
+        return np.concatenate(arrays, dtype=_common_integer(arrays), casting="unsafe")
     if joined.dtype.kind in "fc":
         _check_exact(arrays, joined.dtype)
     return joined
+
+
+def _common_integer(arrays: Sequence[Array]) -> np.dtype[Any]:
+    """Return what holds the signed and unsigned integers, which numpy makes floats."""
+    least = min(int(array.min()) for array in arrays)
+    most = max(int(array.max()) for array in arrays)
+    for dtype in (np.dtype(np.int64), np.dtype(np.uint64)):
+        bounds = np.iinfo(dtype)
+        if bounds.min <= least and most <= bounds.max:
+            return dtype
+    found = sorted({str(array.dtype) for array in arrays})
+    raise PayloadError(
+        f"columns cannot be joined; got {least} and {most} among {found}; expected "
+        f"integers that int64 or uint64 holds; convert one of them",
+        values=(least, most),
+    )
 
 
 def _check_exact(arrays: Sequence[Array], dtype: np.dtype[Any]) -> None:

@@ -174,7 +174,15 @@ class ColumnJoin:
                 column=name,
             )
         taken = np.empty((len(indices), *values.shape[1:]), values.dtype)
-        taken[missing] = fill
+        try:
+            taken[missing] = fill
+        except (OverflowError, TypeError, ValueError) as error:
+            raise PayloadError(
+                f"operator {self._who!r} cannot fill column {name!r}; got {fill!r} "
+                f"({error}); expected a value of {values.dtype}; correct fill=",
+                operator=self._who,
+                column=name,
+            ) from None
         taken[~missing] = values[indices[~missing]]
         return taken
 

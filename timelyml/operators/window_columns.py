@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from timelyml.errors import PayloadError
+from timelyml.errors import PayloadError, TimeError
 from timelyml.exchange import concat, num_records, slice_rows, take
 from timelyml.graph import Exchange
 from timelyml.operators.aggregates import Aggregate, Plan, Spec, parsed_aggregates
@@ -106,6 +106,12 @@ class ColumnWindows:
         if kind == "M":
             missing = np.isnat(found)
         else:
+            if kind == "u" and (last := found.max(initial=0)) > np.iinfo(np.int64).max:
+                raise TimeError(
+                    f"operator {self.who!r} got an event time beyond the last one; got "
+                    f"{last}; expected less than 2**63; convert it",
+                    operator=self.who,
+                )
             found = found.astype(np.float64 if kind == "f" else np.int64, copy=False)
             missing = np.isnan(found)
         if missing.any():
