@@ -17,7 +17,7 @@ from timelyml.ml.functions import LogicalMesh
 from timelyml.ml.programs import Layout, Place, packing, split
 from timelyml.ml.programs.flows import Scatter
 from timelyml.ml.programs.lowering import run_passes
-from timelyml.ml.programs.nodes import Constant
+from timelyml.ml.programs.nodes import Constant, Exchange
 from timelyml.ml.programs.sparse import SparseMove
 
 client = ml.OfflineClient()
@@ -131,6 +131,17 @@ def test_destinations_that_a_program_captures_may_be_unsigned():
         ml.program(lambda x: ml.route(x, to + 1, b)).program(x)
 
 
+def test_destinations_may_be_a_list_and_counts_whatever_is_an_integer():
+    x = jax.ShapeDtypeStruct((3,), jnp.float32)
+    room = np.int64(2)
+    listed = ml.program(lambda x: ml.route(x, [1, 0, 3], b, max_rows=room)).program(x)
+    array = np.array([1, 0, 3])
+    given = ml.program(lambda x: ml.route(x, array, b, max_rows=2)).program(x)
+    assert listed.identity == given.identity
+    (sent,) = (node for node in listed.nodes if isinstance(node, Exchange))
+    assert sent.max_rows == 2
+
+
 def test_destinations_below_what_hosts_can_hold_still_drop_their_rows():
     x, to = jax.ShapeDtypeStruct((3,), jnp.float32), np.array([1, -(2**32), 3])
     program = ml.program(lambda x: ml.route(x, to, b)).program(x)
@@ -209,7 +220,11 @@ def test_other_misuse_is_refused_at_the_call():
             ml.program(block).program()
 
     refused(lambda: ml.route(ROWS, TO, "b"), ConfigError, "no slice to send rows to")
-    refused(lambda: ml.route(ROWS, TO, b, max_rows=0), ConfigError, "option 'max_rows'")
+    for count in (0, True, 2.0, np.float32(2)):
+        room = {"max_rows": count}
+        refused(lambda: ml.route(ROWS, TO, b, **room), ConfigError, "'max_rows'")  # noqa: B023 - called at once
+    mixed = [0, 1.5, 0, 0, 0, 0]
+    refused(lambda: ml.route(ROWS, mixed, b), TraceError, "no array; got a list")
     refused(lambda: ml.route(routed(), TO, theirs), TraceError, "of the same routing")
     refused(
         lambda: ml.route(here(ROWS), TO, theirs), HandleError, "slice of another client"
@@ -236,6 +251,10 @@ def test_misuse_of_rows_in_loops_and_switches_is_refused_at_the_call():
     refused(lambda: switch(TO[:2], here), "got 2 indices for 6 rows")
     refused(lambda: switch(TO, here, wide), "branch 1 .*other rows than branch 0")
     refused(lambda: switch(TO, lambda rows: rows), "cannot tell where to run")
+    choose = lambda p, *f: ml.cond(p, *f, x, per_example=True)  # noqa: E731 - short
+    refused(lambda: choose(True, here, here), r"conditions bool\[\]; .*one boolean or")
+    refused(lambda: choose(TO[:2], here, here), "got 2 conditions for 6 rows")
+    refused(lambda: choose(x, here, wide), "branch true .*rows than branch false")
     refused(
         lambda: switch(here(TO), lambda rows: x), "branch 0 .*does not go with its rows"
     )

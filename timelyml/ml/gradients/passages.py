@@ -17,9 +17,16 @@ from timelyml.ml.functions import TracedCall
 from timelyml.ml.gradients.derivatives import Derivative
 from timelyml.ml.gradients.emitting import Sums, current, emit
 from timelyml.ml.gradients.making import Maker
-from timelyml.ml.gradients.planning import ControlStep, Plan, Step, results_of
+from timelyml.ml.gradients.planning import (
+    ControlStep,
+    ExchangeStep,
+    Plan,
+    Step,
+    results_of,
+)
 from timelyml.ml.gradients.tape import Tape
 from timelyml.ml.programs import Branch, Call, Loop, Node, Ref, Value
+from timelyml.ml.programs.nodes import CONTROL, Control, Exchange
 
 
 class Back(ABC):
@@ -94,14 +101,12 @@ class Passage(ABC):
         """Return values of the way there that the way back may read."""
         for index, step in self._steps.items():
             node = self._nodes[index]
-            if isinstance(step, ControlStep):
+            if isinstance(node, Branch | Loop):
                 carried = len(node.values) if isinstance(node, Loop) else 0
-                refs = (
-                    list(node.passed[carried:])
-                    if isinstance(node, Branch | Loop)
-                    else []
-                )
-            else:
+                refs = list(node.passed[carried:])
+            elif isinstance(node, Exchange):
+                refs = list(node.matrix)
+            elif isinstance(step, Step):
                 derivative = self.maker.traced(self._tape.calls[index], step.derivative)
                 refs = [node.operands[i] for i in derivative.operands_read]
                 refs += [Ref(index, i) for i in derivative.results_read]
@@ -124,7 +129,7 @@ class Passage(ABC):
         """Record the way there."""
         for index, node in enumerate(self._nodes):
             step = self._steps.get(index)
-            if isinstance(node, Branch | Loop):
+            if isinstance(node, CONTROL):
                 self._through(index, node, step)
             elif isinstance(node, Call):
                 call = self._tape.calls[index]
@@ -139,6 +144,8 @@ class Passage(ABC):
             step = self._steps[index]
             if isinstance(step, ControlStep):
                 self._back_through(index, step)
+            elif isinstance(step, ExchangeStep):
+                self._send_back(index, step)
             elif not step.is_joint:
                 self._return(index, step)
 
@@ -151,9 +158,11 @@ class Passage(ABC):
         """Return the parts of a cotangent."""
         return self.parts.get(ref, [])
 
-    def _through(self, index: int, node: Branch | Loop, step: Any) -> None:
-        """Record the way there of a branch or a loop."""
-        if isinstance(step, ControlStep):
+    def _through(self, index: int, node: Control, step: Any) -> None:
+        """Record the way there of what values decide."""
+        if isinstance(node, Exchange) and step is not None:
+            self._will_read(node.matrix)
+        if isinstance(node, Branch | Loop) and isinstance(step, ControlStep):
             self._will_read(node.passed)
             found, self._backs[index] = self.control(index, step)
         else:
@@ -178,6 +187,29 @@ class Passage(ABC):
         ]
         for position, part in self._backs.pop(index).back(cotangents):
             self.parts.setdefault(node.passed[position], []).append(part)
+
+    def _send_back(self, index: int, step: ExchangeStep) -> None:
+        """Record the way back of rows: as many as came, to where they came from.
+
+        What is cut off on the way there, or is padding where it arrives, has no part in
+        it, as nothing came of the one and nobody is sent the other.
+        """
+        node = self._nodes[index]
+        assert isinstance(node, Exchange)  # noqa: S101 - for the type
+        given = [node.rows[i] for i in step.live]
+        homes = [strong(self.place(ref)) for ref in given]
+        cotangents = [
+            self.sums.total(self.seeded(Ref(index, i)), strong(node.outputs[i]))
+            for i in step.live
+        ]
+        recorder = current()
+        operands = [
+            recorder.operand(each, node.kind)
+            for each in (*map(self.recall, node.matrix), *cotangents)
+        ]
+        found = recorder.control(node.reversed(operands, homes))
+        for ref, part in zip(given, found, strict=True):
+            self.parts.setdefault(ref, []).append(part)
 
     def _repeat(self, index: int, call: TracedCall) -> None:
         """Record a call that no gradient goes through."""

@@ -1,7 +1,8 @@
 """Which nodes of a tape gradients go through, and what of their derivatives is wanted.
 
 Through a branch they go as through any of its regions; through a loop as through as
-many bodies as it takes until nothing more depends on, or changes, what does.
+many bodies as it takes until nothing more depends on, or changes, what does; through an
+exchange of rows as through a call that returns the rows it is given.
 """
 
 from __future__ import annotations
@@ -61,7 +62,18 @@ class ControlStep:
     plans: tuple[Plan, ...]
 
 
-Plan: TypeAlias = dict[int, Step | ControlStep]
+@dataclass(frozen=True, slots=True)
+class ExchangeStep:
+    """Rows that are sent from shard to shard, and whose cotangents come back.
+
+    Attributes:
+        live: Which of the rows have cotangents.
+    """
+
+    live: tuple[int, ...]
+
+
+Plan: TypeAlias = dict[int, Step | ControlStep | ExchangeStep]
 """The steps of a program or region by their node, in its order."""
 
 
@@ -79,7 +91,7 @@ def plan(
 
     Raises:
         TraceError: A loop on the way has no bound, or is itself part of a gradient; or
-            there is more in the program than calls, loops and branches.
+            there is more in the program than calls, loops, branches and routings.
     """
     planner = _Planner(tape, program.nodes, wrt, keeps=keeps)
     found, _ = planner.plan({loss} & planner.active, loss)
@@ -127,6 +139,8 @@ class _Planner:
                     self._through_call(index, node)
                 case Branch() | Loop():
                     self._through_control(index, node)
+                case Exchange():
+                    self._through_exchange(index, node)
                 case Arg() | Constant():
                     pass
                 case _:
@@ -140,7 +154,7 @@ class _Planner:
             loss: The one whose cotangent is 1, if it is among them.
         """
         used = set(live) - {loss}
-        found: dict[int, Step | ControlStep] = {}
+        found: Plan = {}
         for index in reversed(range(len(self._nodes))):
             node = self._nodes[index]
             outputs = [Ref(index, output) for output in range(len(node.outputs))]
@@ -155,6 +169,10 @@ class _Planner:
                 positions = [each.output for each in has]
                 found[index], passed = self._control_step(index, node, positions)
                 used |= {node.passed[position] for position in passed} & self.active
+            elif isinstance(node, Exchange):
+                rows = tuple(each.output for each in has)
+                found[index] = ExchangeStep(rows)
+                used |= {node.rows[each] for each in rows}
         return dict(reversed(found.items())), used
 
     def _through_call(self, index: int, node: Call) -> None:
@@ -164,6 +182,11 @@ class _Planner:
         if here:
             results = results_of(self._tape, index)
             self.active |= {ref for ref in results if is_real(self._value(ref).type)}
+
+    def _through_exchange(self, index: int, node: Exchange) -> None:
+        here = tuple(i for i, ref in enumerate(node.rows) if ref in self.active)
+        self._wanted[index] = here
+        self.active |= {Ref(index, i) for i in here}
 
     def _through_control(self, index: int, node: Branch | Loop) -> None:
         here = {i for i, ref in enumerate(node.passed) if ref in self.active}
@@ -269,14 +292,10 @@ class _Planner:
         return _value(self._nodes, ref)
 
     def _refuse_node(self, node: Node) -> None:
-        got, do = f"a {type(node).__name__.lower()} in it", "put it into a function"
-        if isinstance(node, Exchange):
-            got = f"rows that ml.route or ml.unroute sends at {node.line}"
-            do = "exchange rows in a dataflow, which has gradients of that"
         name = self._tape.name
         raise TraceError(
-            f"{name!r} has no gradient; got {got}; expected calls, loops and branches "
-            f"alone; {do}",
+            f"{name!r} has no gradient; got a {type(node).__name__.lower()} in it; "
+            f"expected calls, loops, branches and routings alone; put it into a function",
             function=name,
         )
 

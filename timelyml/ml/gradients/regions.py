@@ -26,6 +26,7 @@ from timelyml.ml.programs import (
     Region,
     Value,
 )
+from timelyml.ml.programs.nodes import Exchange
 
 
 class Nesting(Passage):
@@ -131,28 +132,40 @@ class _Inside(Nesting):
     def _compute_again(self) -> None:
         """Record the calls of the way there once more, whose results the way back reads.
 
-        In their order, as some destroy what others read before them.
+        In their order, as some destroy what others read before them. Rows are sent once
+        more too, by the counts that were kept: where they go is not decided again.
         """
         nodes = self.there.nodes
-        needed: dict[int, Call] = {}
-        left = [value.ref for value in self.reads()]
+        routings = {
+            ref for node in nodes if isinstance(node, Exchange) for ref in node.matrix
+        }
+        needed: dict[int, Call | Exchange] = {}
+        left = [value.ref for value in self.reads() if value.ref not in routings]
         while left:
             index = left.pop().node
             node = nodes[index]
-            if (
-                isinstance(node, Call)
-                and index not in needed
-                and self._may_repeat(node)
-            ):
+            if index in needed:
+                continue
+            if isinstance(node, Exchange):
+                needed[index] = node
+                left += node.rows
+            elif isinstance(node, Call) and self._may_repeat(node):
                 needed[index] = node
                 left += node.operands
         for index, node in sorted(needed.items()):
-            name = node.computation.name
-            operands = [
-                self.again.operand(self._recalled(ref), name) for ref in node.operands
-            ]
-            found = self.again.repeat(node, operands)
-            self._computed.update((Ref(index, i), x) for i, x in enumerate(found))
+            refs = [Ref(index, output) for output in range(len(node.outputs))]
+            found = zip(refs, self._again_of(node), strict=True)
+            self._computed.update((ref, x) for ref, x in found if ref not in routings)
+
+    def _again_of(self, node: Call | Exchange) -> list[Any]:
+        """Record a call or an exchange of the way there once more."""
+        name = node.computation.name if isinstance(node, Call) else node.kind
+        operands = [
+            self.again.operand(self._recalled(ref), name) for ref in node.operands
+        ]
+        if isinstance(node, Call):
+            return list(self.again.repeat(node, operands))
+        return list(self.again.control(replace(node, operands=tuple(operands))))
 
     def _may_repeat(self, node: Call) -> bool:
         """Whether a call does no more than compute, and destroys nothing of others."""

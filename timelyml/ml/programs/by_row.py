@@ -1,4 +1,4 @@
-"""`ml.switch` and `ml.while_loop` per example: each row goes its own way.
+"""`ml.cond`, `ml.switch` and `ml.while_loop` per example: each row goes its own way.
 
 Rows stay on their shards. Those that take a branch, or go on in a loop, are put side by
 side as a ragged handle, so that functions run on as many rows as there are; whoever
@@ -19,12 +19,12 @@ from timelyml.ml.functions.blame import name_of
 from timelyml.ml.functions.ragged import Layout, Ragged, is_ragged
 from timelyml.ml.functions.types import dtype_named
 from timelyml.ml.programs import packing
+from timelyml.ml.programs.batches import Batch
 from timelyml.ml.programs.nodes import Value
 from timelyml.ml.programs.recorder import Recorder
 from timelyml.ml.programs.regions import Tracing
 from timelyml.ml.programs.routing import (
     NUMBERS,
-    Batch,
     on_slice,
     over,
     route,
@@ -32,28 +32,31 @@ from timelyml.ml.programs.routing import (
 )
 
 
-def switch_by_row(
-    index: Any, branches: Sequence[Callable[..., Any]], operands: Any
+def branch_by_row(
+    kind: str, index: Any, branches: Sequence[Callable[..., Any]], operands: Any
 ) -> Any:
-    """Record a switch of rows; see `ml.switch`."""
-    batch = Batch.of("switch", operands)
-    index = batch.numbers("switch", "indices", index)
+    """Record a switch of rows, or a "cond" of false and true; see `ml.switch`."""
+    batch = Batch.of(kind, operands)
+    is_flag = kind == "cond"
+    what = "conditions" if is_flag else "indices"
+    index = batch.numbers(kind, what, index, are_flags=is_flag)
     home = _home(batch, index, *branches)
     whole = over(home)
-    choose = packing.chosen(len(branches), whole)
+    choose = packing.chosen(len(branches), whole, is_flag=is_flag)
     found = _on_batch(batch, home, "choose", choose, index)(
         ((partition_spec(()), whole, whole, whole),) * len(branches)
     )
+    names = ("false", "true") if is_flag else tuple(map(str, range(len(branches))))
     results, counts, orders, trees = [], [], [], []
     for number, (is_taken, count, order, rows) in enumerate(found):
-        taken = _Rows("switch", batch, home, count)
-        part, branch = f"branch {number}", branches[number]
+        taken = _Rows(kind, batch, home, count)
+        part, branch = f"branch {names[number]}", branches[number]
         result, tree = taken.branch(part, is_taken, branch, rows)
         results.append(tuple(result))
         trees.append(tree)
         counts.append(count)
         orders.append(order)
-    _check_alike(batch.who, branches, trees, results)
+    _check_alike(batch.who, names, branches, trees, results)
     is_whole = batch.layout is not None or _is_even(batch, home)
     merge = on_slice(
         home,
@@ -275,6 +278,7 @@ def _is_even(batch: Batch, home: Any) -> bool:
 
 def _check_alike(
     who: str,
+    names: Sequence[str],
     branches: Sequence[Callable[..., Any]],
     trees: Sequence[Any],
     results: Sequence[Sequence[Any]],
@@ -283,10 +287,11 @@ def _check_alike(
     for number, (tree, of) in enumerate(zip(trees, types, strict=True)):
         if tree != trees[0] or of != types[0]:
             raise TraceError(
-                f"branch {number} {name_of(branches[number])!r} of the {who} returns "
-                f"other rows than branch 0 {name_of(branches[0])!r} does; got {tree} of "
-                f"{of}; expected {trees[0]} of {types[0]}; results have to be alike",
-                function="switch",
+                f"branch {names[number]} {name_of(branches[number])!r} of the {who} "
+                f"returns other rows than branch {names[0]} {name_of(branches[0])!r} "
+                f"does; got {tree} of {of}; expected {trees[0]} of {types[0]}; results "
+                f"have to be alike",
+                function=who.split(maxsplit=1)[0],
             )
 
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from timelyml.errors import ConfigError
-from timelyml.ml.programs.by_row import loop_by_row, switch_by_row
+from timelyml.ml.programs.by_row import branch_by_row, loop_by_row
+from timelyml.ml.programs.counts import as_count, listed
 from timelyml.ml.programs.regions import Tracing
 from timelyml.ml.programs.tracing import alone
 
@@ -59,12 +60,7 @@ def while_loop(
         one computes, where rows that are done are computed with the others until the
         last one is.
     """
-    if max_steps is not None and (not isinstance(max_steps, int) or max_steps < 0):
-        raise ConfigError(
-            f"while_loop: option 'max_steps' cannot work; got {max_steps!r}; expected an "
-            f"integer of at least 0, or None",
-            option="max_steps",
-        )
+    most = as_count("while_loop", "max_steps", max_steps, 0)
     if not isinstance(checkpoint, bool):
         raise ConfigError(
             f"while_loop: option 'checkpoint' cannot work; got {checkpoint!r}; expected "
@@ -75,10 +71,10 @@ def while_loop(
     def loop(init_val: Any) -> Any:
         if per_example:
             return loop_by_row(
-                cond_fun, body_fun, init_val, max_steps, checkpoint=checkpoint
+                cond_fun, body_fun, init_val, most, checkpoint=checkpoint
             )
         tracing = Tracing("while_loop")
-        return tracing.loop(cond_fun, body_fun, init_val, max_steps, checkpoint)
+        return tracing.loop(cond_fun, body_fun, init_val, most, checkpoint)
 
     return alone("while_loop", loop, init_val)
 
@@ -88,6 +84,7 @@ def cond(
     true_fun: Callable[..., Any],
     false_fun: Callable[..., Any],
     *operands: Any,
+    per_example: bool = False,
 ) -> Any:
     """Call one of two blocks, by a value that is read where it is.
 
@@ -96,19 +93,24 @@ def cond(
         true_fun: A block, as of `while_loop`, of the operands.
         false_fun: Another, which returns the same shapes and types.
         *operands: Handles, arrays and trees of them.
+        per_example: There is a `pred` for each row of the operands, and each row takes
+            its own block, as of `switch`.
 
     Raises:
         TraceError: A block cannot be traced, or they do not return the same.
 
     Source:
-        `jax.lax.cond`.
+        `jax.lax.cond`. `per_example` is what `jax.vmap` of one computes.
     """
 
     def choose(pred: Any, operands: Any) -> Any:
         blocks = [false_fun, true_fun]
+        if per_example:
+            return branch_by_row("cond", pred, blocks, operands)
         return Tracing("cond").branch(pred, blocks, operands)
 
-    return alone("cond", choose, pred, operands)
+    given = listed(pred) if per_example else pred
+    return alone("cond", choose, given, operands)
 
 
 def switch(
@@ -145,7 +147,8 @@ def switch(
 
     def choose(index: Any, operands: Any) -> Any:
         if per_example:
-            return switch_by_row(index, branches, operands)
+            return branch_by_row("switch", index, branches, operands)
         return Tracing("switch").branch(index, branches, operands)
 
-    return alone("switch", choose, index, operands)
+    given = listed(index) if per_example else index
+    return alone("switch", choose, given, operands)

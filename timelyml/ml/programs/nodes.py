@@ -6,7 +6,7 @@ transfer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
@@ -347,6 +347,22 @@ class Exchange:
     def has_effects(self) -> bool:
         """No: it brings its results and does nothing else."""
         return False
+
+    def reversed(self, operands: Sequence[Ref], homes: Sequence[Value]) -> Exchange:
+        """Return the exchange that brings as many rows back, by the same matrix.
+
+        Args:
+            operands: The pieces of the matrix, then what comes back.
+            homes: What it is where it comes to.
+        """
+        num_shards = self.shape[1] if self.sparse.is_back else self.shape[0]
+        return replace(
+            self,
+            operands=tuple(operands),
+            sparse=Sparse(not self.sparse.is_back),
+            max_rows=homes[0].type.shape[0] // num_shards,
+            outputs=tuple(homes),
+        )
 
 
 Control: TypeAlias = Branch | Loop | Exchange

@@ -69,7 +69,8 @@ def packed(
         def shard(keys: jax.Array, *rows: jax.Array) -> Any:
             order = jnp.argsort(keys, stable=True).astype(jnp.int32)
             found = jnp.bincount(keys, length=num_targets + 1)[:num_targets]
-            return order, found[None].astype(jnp.int32), tuple(x[order] for x in rows)
+            rows = tuple(_in_order(x, order) for x in rows)
+            return order, found[None].astype(jnp.int32), rows
 
         order, matrix, rows = _by_shard(shard, spec)(keys, *rows)
         worst = jnp.minimum(worst, _INT32_MAX).astype(jnp.int32)
@@ -99,7 +100,9 @@ def put_back(num_rows: int, spec: PartitionSpec) -> Callable[..., Any]:
 
     def unpack(order: jax.Array, *rows: jax.Array) -> Any:
         def shard(order: jax.Array, *rows: jax.Array) -> Any:
-            return tuple(jnp.zeros_like(x).at[order].set(x) for x in rows)
+            return tuple(
+                jnp.zeros_like(x).at[order].set(x, unique_indices=True) for x in rows
+            )
 
         found = _by_shard(shard, spec)(order, *rows)
         return tuple(x[:num_rows] for x in found)
@@ -124,15 +127,19 @@ def taken(num_rows: int) -> Callable[..., Any]:
     return take
 
 
-def chosen(num_branches: int, spec: PartitionSpec) -> Callable[..., Any]:
+def chosen(
+    num_branches: int, spec: PartitionSpec, *, is_flag: bool = False
+) -> Callable[..., Any]:
     """Return what sorts the rows of each shard by the branch that they take.
 
-    It takes counts, indices and rows; it returns for each branch whether it has rows at
+    With `is_flag` what is no zero is 1. It takes counts, indices and rows; it returns for each branch whether it has rows at
     all, its counts, for each of its rows which it was, where it could go to be spread
     evenly, and its rows.
     """
 
     def choose(counts: jax.Array, index: jax.Array, *rows: jax.Array) -> Any:
+        if is_flag:
+            index = (index != 0).astype(jnp.int32)
         index = jnp.clip(index, 0, num_branches - 1).astype(jnp.int32)
 
         def shard(counts: jax.Array, index: jax.Array, *rows: jax.Array) -> Any:
@@ -142,7 +149,7 @@ def chosen(num_branches: int, spec: PartitionSpec) -> Callable[..., Any]:
                 takes = is_there & (index == number)
                 order = jnp.argsort(~takes, stable=True).astype(jnp.int32)
                 count = jnp.sum(takes, dtype=jnp.int32)
-                own = tuple(cut(x[order], count) for x in rows)
+                own = tuple(cut(_in_order(x, order), count) for x in rows)
                 found.append((count[None], order, own))
             return tuple(found)
 
@@ -204,7 +211,7 @@ def retired(spec: PartitionSpec) -> Callable[..., Any]:
             stays = is_there & goes_on
             order = jnp.argsort(~stays, stable=True)
             count = jnp.sum(stays, dtype=jnp.int32)
-            rows = tuple(cut(x[order], count) for x in rows)
+            rows = tuple(cut(_in_order(x, order), count) for x in rows)
             return count[None], places[order], rows, done
 
         counts, places, rows, done = _by_shard(shard, spec)(
@@ -213,6 +220,11 @@ def retired(spec: PartitionSpec) -> Callable[..., Any]:
         return jnp.any(counts > 0), counts, places, rows, done
 
     return retire
+
+
+def _in_order(rows: jax.Array, order: jax.Array) -> jax.Array:
+    """Return rows in another order; that it is one makes the way back cheaper."""
+    return rows.at[order].get(unique_indices=True, mode="promise_in_bounds")
 
 
 def _places(places: jax.Array, is_meant: jax.Array) -> jax.Array:

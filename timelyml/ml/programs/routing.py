@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -23,11 +22,12 @@ from timelyml.ml.functions import (
     partition_spec,
     recorder,
     spec_of,
-    type_of,
 )
 from timelyml.ml.functions.blame import calling_line
-from timelyml.ml.functions.ragged import Layout, Ragged, is_ragged
+from timelyml.ml.functions.ragged import Layout
 from timelyml.ml.programs import packing
+from timelyml.ml.programs.batches import Batch
+from timelyml.ml.programs.counts import as_count, listed
 from timelyml.ml.programs.nodes import Exchange, Sparse, Value
 from timelyml.ml.programs.recorder import Recorder
 from timelyml.ml.programs.tracing import alone
@@ -51,7 +51,8 @@ def route(
     Args:
         values: An array, or a tree of arrays of as many rows; or of ragged handles.
         destinations: `(rows,)` integers: a shard of the slice, in row-major order of
-            its mesh; a negative one drops the row, for which `unroute` has zeros.
+            its mesh; a negative one drops the row, for which `unroute` has zeros. There
+            is no gradient of them; that of the rows comes back by where these went.
         slice: Where to.
         max_rows: For so many rows a shard gets room; if it is sent more, the results
             fail. None: for all, which takes as much memory on each of its devices.
@@ -64,12 +65,13 @@ def route(
         HandleError: The slice is another client's.
         ConfigError: `slice` is none, or `max_rows` no count.
     """
-    _check_options(slice, max_rows)
+    _check_slice(slice)
+    room = as_count("route", "max_rows", max_rows, 1)
 
     def send(values: Any, destinations: Any) -> Any:
-        return _Sending("route", values, destinations, slice).sent(max_rows)
+        return _Sending("route", values, destinations, slice).sent(room)
 
-    return alone("route", send, values, destinations)
+    return alone("route", send, values, listed(destinations))
 
 
 def unroute(results: Any) -> Any:
@@ -91,83 +93,6 @@ def unroute(results: Any) -> Any:
         return _bring_back(results)
 
     return alone("unroute", bring, results)
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Rows on one slice, as arrays or as ragged handles.
-
-    Attributes:
-        who: Who was given them, and where, for errors.
-        tree: Their structure.
-        leaves: Without what makes them ragged.
-        layout: If they are ragged.
-        slice: Where they are; None on the client.
-        num_rows: How many, padding of ragged ones included.
-    """
-
-    who: str
-    tree: Any
-    leaves: tuple[Any, ...]
-    layout: Layout | None
-    slice: Any
-    num_rows: int
-
-    @classmethod
-    def of(cls, name: str, values: Any) -> Batch:
-        """Check that these are rows of one batch.
-
-        Raises:
-            TraceError: They are not.
-        """
-        who = f"{name} at {calling_line()}"
-        found, tree = jax.tree.flatten(values, is_leaf=is_ragged)
-        leaves = tuple(each.rows if is_ragged(each) else each for each in found)
-        layouts = {each.layout.number if is_ragged(each) else 0 for each in found}
-        lengths = {_num_rows(who, name, each) for each in leaves}
-        if len(lengths) != 1 or len(layouts) != 1:
-            got = sorted(lengths) if lengths else "no arrays"
-            got = f"rows of {len(layouts)} routings" if len(layouts) > 1 else got
-            raise TraceError(
-                f"{who} is given rows that do not belong together; got {got}; expected "
-                f"arrays of as many rows, or ragged handles of one routing; cut or pad "
-                f"them before",
-                function=name,
-            )
-        slices = (getattr(each, "slice", None) for each in leaves)
-        on = next((each for each in slices if each is not None), None)
-        layout = found[0].layout if is_ragged(found[0]) else None
-        return cls(who, tree, leaves, layout, on, lengths.pop())
-
-    def numbers(self, name: str, what: str, given: Any) -> Any:
-        """Return an integer for each row, without what makes them ragged.
-
-        Raises:
-            TraceError: They are none for these rows.
-        """
-        layout = given.layout if is_ragged(given) else None
-        found = given.rows if is_ragged(given) else given
-        of = _array_type(self.who, name, found)
-        routings = [None if x is None else x.number for x in (layout, self.layout)]
-        if of.key_impl is not None or "int" not in of.dtype or len(of.shape) != 1:
-            raise TraceError(
-                f"{self.who} cannot tell where rows go; got {what} {of}; expected one "
-                f"integer for each row; round them in a compiled function",
-                function=name,
-            )
-        if of.shape[0] != self.num_rows or routings[0] != routings[1]:
-            raise TraceError(
-                f"{self.who} cannot tell where rows go; got {of.shape[0]} {what} for "
-                f"{self.num_rows} rows; expected as many, of the same routing if they "
-                f"are ragged",
-                function=name,
-            )
-        return found
-
-    def back(self, leaves: Sequence[Any], layout: Layout | None) -> Any:
-        """Return a tree like the one that was given, of other rows."""
-        whole = leaves if layout is None else [Ragged(each, layout) for each in leaves]
-        return jax.tree.unflatten(self.tree, whole)
 
 
 class _Sending:
@@ -357,43 +282,14 @@ def on_slice(
     return compiled
 
 
-def _check_options(slice_: Any, max_rows: Any) -> None:
+def _check_slice(slice_: Any) -> None:
     if not isinstance(getattr(slice_, "mesh", None), AbstractMesh):
         raise ConfigError(
             f"route: no slice to send rows to; got {slice_!r}; expected one that a client "
             f"gave; write ml.route(values, destinations, client.slice(...))",
             option="slice",
         )
-    is_count = isinstance(max_rows, int) and not isinstance(max_rows, bool)
-    if max_rows is not None and not (is_count and max_rows > 0):
-        raise ConfigError(
-            f"route: option 'max_rows' cannot work; got {max_rows!r}; expected an integer "
-            f"of at least 1, or None",
-            option="max_rows",
-        )
 
 
 def _of_rows(of: ArrayType, num_rows: int) -> ArrayType:
     return ArrayType((num_rows, *of.shape[1:]), of.dtype, of.itemsize)
-
-
-def _num_rows(who: str, name: str, leaf: Any) -> int:
-    of = _array_type(who, name, leaf)
-    if not of.shape or of.key_impl is not None:
-        raise TraceError(
-            f"{who} is given what has no rows; got {of}; expected arrays of one dimension "
-            f"or more, and no typed keys; send numbers, and make keys of them there",
-            function=name,
-        )
-    return of.shape[0]
-
-
-def _array_type(who: str, name: str, leaf: Any) -> ArrayType:
-    try:
-        return type_of(leaf)
-    except TypeError as error:
-        raise TraceError(
-            f"{who} is given what is no array; got a {type(leaf).__name__}: "
-            f"{leaf!r:.200}; expected arrays and trees of them",
-            function=name,
-        ) from error
