@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
@@ -28,6 +30,23 @@ AsJson: TypeAlias = Annotated[
 ]
 
 PICTURES = (".png", ".svg", ".pdf", ".jpg")
+
+
+def given(
+    options: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the options that were given, over defaults of a toy if it is one."""
+    chosen = {name: value for name, value in options.items() if value is not None}
+    return {**(defaults or {}), **chosen}
+
+
+@contextlib.contextmanager
+def usage_errors() -> Iterator[None]:
+    """Let what is wrong with settings, text or picture be an error of the command."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def checked_picture(path: Path) -> Path:

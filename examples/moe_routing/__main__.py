@@ -25,6 +25,8 @@ from examples.options import (
     Width,
     check_size,
     checked_picture,
+    given,
+    usage_errors,
 )
 from timelyml.runtime.signals import HeldSignals
 
@@ -103,21 +105,6 @@ def main(
     Attention and head are data parallel, experts are shards on worker processes, and
     every token crosses a sparse exchange on its way forward and back, in each layer.
     """
-    if input_from == "bytewax" and importlib.util.find_spec("bytewax") is None:
-        raise typer.BadParameter(
-            "--input bytewax needs Bytewax, which is not installed; install it, with a "
-            "Python below 3.13, or take --input local"
-        )
-    if trace is not None and trace.exists():
-        raise typer.BadParameter(
-            f"--trace is there already; got {str(trace)!r}; expected a new directory; "
-            "name another"
-        )
-    if checkpoints is None and (resume or generate is not None):
-        raise typer.BadParameter(
-            f"{'--resume' if resume else '--generate'} needs a trained model; got no "
-            "--checkpoints; expected the directory that a run was given; name it"
-        )
     asked = {
         "num_experts": experts,
         "top_k": top_k,
@@ -132,15 +119,14 @@ def main(
         "d_model": d_model,
         "seed": seed,
     }
-    given = {key: value for key, value in asked.items() if value is not None}
-    try:
+    with usage_errors():
+        _check_input(input_from)
+        _check_directories(trace, checkpoints, resume=resume, generate=generate)
         check_size("--workers", workers)
         check_size("--length", length)
         check_size("--every", every)
-        settings = _settings({**(SMALL if small else {}), **given}, workers)
+        settings = _settings(given(asked, SMALL if small else None), workers)
         picture = checked_picture(picture)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     if trace is not None:  # or the next to read a result pays for who computed it
         os.environ["JAX_CPU_ENABLE_ASYNC_DISPATCH"] = "false"
     with HeldSignals():  # an interrupt breaks JAX while it loads, or gets lost in it
@@ -148,18 +134,16 @@ def main(
     if checkpoints is not None and generate is not None:
         program.generate(checkpoints, generate, length=length, as_json=as_json)
         return
-    try:
+    with usage_errors():
         job = program.job_of(
             settings,
             functools.partial(_reader, data),
-            given=given,
+            given=given(asked),
             checkpoints=checkpoints,
             every=every,
             resume=resume,
             has_feed=input_from == "bytewax",
         )
-    except (ValueError, OSError) as error:
-        raise typer.BadParameter(str(error)) from error
     program.run(
         job,
         workers=workers,
@@ -169,6 +153,29 @@ def main(
         verify=verify,
         as_json=as_json,
     )
+
+
+def _check_input(input_from: Input) -> None:
+    if input_from == "bytewax" and importlib.util.find_spec("bytewax") is None:
+        raise ValueError(
+            "--input bytewax needs Bytewax, which is not installed; install it, with a "
+            "Python below 3.13, or take --input local"
+        )
+
+
+def _check_directories(
+    trace: Path | None, checkpoints: Path | None, *, resume: bool, generate: str | None
+) -> None:
+    if trace is not None and trace.exists():
+        raise ValueError(
+            f"--trace is there already; got {str(trace)!r}; expected a new directory; "
+            "name another"
+        )
+    if checkpoints is None and (resume or generate is not None):
+        raise ValueError(
+            f"{'--resume' if resume else '--generate'} needs a trained model; got no "
+            "--checkpoints; expected the directory that a run was given; name it"
+        )
 
 
 def _settings(chosen: dict[str, Any], workers: int) -> Settings:

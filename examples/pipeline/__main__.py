@@ -21,6 +21,8 @@ from examples.options import (
     Steps,
     Width,
     checked_picture,
+    given,
+    usage_errors,
 )
 from examples.pipeline.config import Settings
 from timelyml.runtime.signals import HeldSignals
@@ -74,12 +76,9 @@ def main(
         "layers": layers,
         "batch": batch,
     }
-    sizes = {
-        **(SMALL if small else {}),
-        **{key: value for key, value in chosen.items() if value is not None},
-    }
+    sizes = given(chosen, SMALL if small else None)
     shrink = 8 if small else 1
-    try:
+    with usage_errors():
         settings = Settings(
             islands=islands, schedule=schedule, is_tied=tied, seed=seed, **sizes
         )
@@ -90,8 +89,6 @@ def main(
             held_out_bytes=HELD_OUT_BYTES // shrink,
         )
         picture = None if picture is None else checked_picture(picture)
-    except (ValueError, OSError) as error:
-        raise typer.BadParameter(str(error)) from error
     with HeldSignals():  # an interrupt breaks JAX while it loads, or gets lost in it
         from examples.pipeline import program  # noqa: PLC0415  after what is quick
     program.run(settings, corpus, picture=picture, verify=verify, as_json=as_json)

@@ -11,7 +11,16 @@ from typing import Annotated
 import typer
 
 from examples.corpus import load_corpus
-from examples.options import AsJson, Data, Seed, Small, Steps, Width
+from examples.options import (
+    AsJson,
+    Data,
+    Seed,
+    Small,
+    Steps,
+    Width,
+    given,
+    usage_errors,
+)
 from examples.shared_layers.config import Settings
 from timelyml.runtime.signals import HeldSignals
 
@@ -51,11 +60,8 @@ def main(
         "d_model": d_model,
         "length": length,
     }
-    sizes = {
-        **(SMALL if small else {}),
-        **{key: value for key, value in chosen.items() if value is not None},
-    }
-    try:
+    sizes = given(chosen, SMALL if small else None)
+    with usage_errors():
         settings = Settings(seed=seed, **sizes)
         corpus = load_corpus(
             None if data is None else data.resolve(),
@@ -63,26 +69,15 @@ def main(
             train_bytes=TRAIN_BYTES,
             held_out_bytes=HELD_OUT_BYTES,
         )
-    except (ValueError, OSError) as error:
-        raise typer.BadParameter(str(error)) from error
     with HeldSignals():  # an interrupt breaks JAX while it loads, or gets lost in it
         from examples.shared_layers import training  # noqa: PLC0415  after what is quick
     trained = training.train(settings, corpus)
-    worst = None
+    figures = training.figures_of(settings, trained)
+    worst = training.off_reference(settings, corpus, trained) if verify else 0.0
     if verify:
-        worst = training.off_reference(settings, corpus, trained)
-    figures = {
-        "steps": settings.steps,
-        "shared_calls": trained.shared_calls,
-        "rows_per_shared_call": settings.rows * len(trained.losses),
-        "steps_per_s": (settings.steps - 1) / trained.seconds,
-        "first_loss": {name: each[0] for name, each in trained.losses.items()},
-        "last_loss": {name: each[-1] for name, each in trained.losses.items()},
-    }
-    if worst is not None:
         figures["off_one_program"] = worst
     _show(figures, as_json=as_json)
-    if worst is not None and worst > ALLOWED:
+    if worst > ALLOWED:
         raise typer.Exit(1)
 
 

@@ -44,6 +44,18 @@ class Trained:
     seconds: float
 
 
+def figures_of(settings: Settings, trained: Trained) -> dict[str, Any]:
+    """Return what a run comes to, by name."""
+    return {
+        "steps": settings.steps,
+        "shared_calls": trained.shared_calls,
+        "rows_per_shared_call": settings.rows * len(trained.losses),
+        "steps_per_s": (settings.steps - 1) / trained.seconds,
+        "first_loss": {name: each[0] for name, each in trained.losses.items()},
+        "last_loss": {name: each[-1] for name, each in trained.losses.items()},
+    }
+
+
 def init(settings: Settings, corpus: Corpus) -> tuple[list[Any], list[Any]]:
     """Give the weights of the shared blocks, pretrained, and new ones of each task.
 

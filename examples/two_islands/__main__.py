@@ -22,6 +22,8 @@ from examples.options import (
     Steps,
     Width,
     checked_picture,
+    given,
+    usage_errors,
 )
 from examples.two_islands.config import Settings
 from timelyml.runtime.signals import HeldSignals
@@ -69,12 +71,9 @@ def main(
         "layers": layers,
         "batch": batch,
     }
-    sizes = {
-        **(SMALL if small else {}),
-        **{key: value for key, value in chosen.items() if value is not None},
-    }
+    sizes = given(chosen, SMALL if small else None)
     shrink = 8 if small else 1
-    try:
+    with usage_errors():
         settings = Settings(devices=devices, hosts=hosts, seed=seed, **sizes)
         corpus = load_corpus(
             None if data is None else data.resolve(),
@@ -83,8 +82,6 @@ def main(
             held_out_bytes=HELD_OUT_BYTES,
         )
         picture = None if picture is None else checked_picture(picture)
-    except (ValueError, OSError) as error:
-        raise typer.BadParameter(str(error)) from error
     with HeldSignals():  # an interrupt breaks JAX while it loads, or gets lost in it
         from examples.two_islands import report  # noqa: PLC0415  after what is quick
     figures = report.run(settings, corpus, picture=picture, to_stderr=as_json)

@@ -16,40 +16,20 @@ from typer.testing import CliRunner
 from examples.corpus import load_corpus
 from examples.moe_routing import dense, flow, judging, model, program, resuming
 from examples.moe_routing.__main__ import main
-from examples.moe_routing.config import Settings
 from tests.examples.orders import run_in_order
+from tests.examples.small import SIZES, TINY
 from timelyml import Cluster
 
 ROOT = Path(__file__).parents[2]
 STEPS = 3
-TINY = Settings(
-    num_experts=4,
-    layers=1,
-    heads=2,
-    d_model=16,
-    d_ff=24,
-    window=8,
-    batch=8,
-    steps=20,
-    warmup_steps=4,
-    learning_rate=1e-2,
-    data_shards=2,
-    expert_shards=2,
-)
 # Float32 sums in another order, amplified by Adam over a few steps.
 TOLERANCE = 1e-4
 TIMEOUT_S = 100
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("text")
-    rng = np.random.default_rng(0)
-    words = [bytes(rng.integers(97, 123, 5).astype(np.uint8)) for _ in range(30)]
-    for index in range(12):
-        text = b" ".join(words[word] for word in rng.integers(0, 30, 120))
-        (directory / f"{index}.txt").write_bytes(text)
-    return load_corpus(directory, window=8, train_bytes=1 << 14, held_out_bytes=1 << 12)
+def corpus(text):
+    return load_corpus(text, **SIZES)
 
 
 def learnt(result):

@@ -15,8 +15,8 @@ import typer
 from examples.corpus import load_corpus
 from examples.moe_routing import __main__ as program
 from examples.moe_routing import flow
-from examples.moe_routing.config import Settings
 from examples.moe_routing.inputs import TextFeed
+from tests.examples.small import SIZES, TINY
 from timelyml import Cluster
 from timelyml.errors import PeerError
 from timelyml.testing import eventually
@@ -25,19 +25,6 @@ STEPS = 3
 WITHIN_S = 5.0
 TIMEOUT_S = 100
 MAX_EPOCHS_AHEAD = 4
-TINY = Settings(
-    num_experts=4,
-    layers=1,
-    heads=2,
-    d_model=16,
-    d_ff=24,
-    window=8,
-    batch=8,
-    steps=20,
-    warmup_steps=4,
-    data_shards=2,
-    expert_shards=2,
-)
 ENDLESS = replace(TINY, steps=1_000_000)
 STEP_BYTES = 8 * (8 + 8 + 8 + 8)
 
@@ -47,16 +34,8 @@ needs_bytewax = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def read(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("text")
-    rng = np.random.default_rng(0)
-    words = [bytes(rng.integers(97, 123, 5).astype(np.uint8)) for _ in range(30)]
-    for index in range(12):
-        text = b" ".join(words[word] for word in rng.integers(0, 30, 120))
-        (directory / f"{index}.txt").write_bytes(text)
-    return functools.partial(
-        load_corpus, directory, window=8, train_bytes=1 << 14, held_out_bytes=1 << 12
-    )
+def read(text):
+    return functools.partial(load_corpus, text, **SIZES)
 
 
 class Watched:

@@ -8,19 +8,18 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from examples.corpus import load_corpus
 from examples.moe_routing import flow, resuming
 from tests.examples.orders import run_in_order
-from tests.examples.test_moe_routing import TINY, learnt
+from tests.examples.small import SIZES, TINY
+from tests.examples.test_moe_routing import learnt
 from timelyml import Cluster
 from timelyml.errors import CheckpointError
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = replace(TINY, steps=100_000)
-SIZES = {"window": 8, "train_bytes": 1 << 14, "held_out_bytes": 1 << 12}
 DEADLINE_S = 100
 MORE = 3
 TRAIN = """
@@ -40,16 +39,6 @@ def train(text, directory):
         for _, batch in run.results(flow.SAVED):
             for step, _ in batch:
                 print(step, flush=True)
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("text")
-    rng = np.random.default_rng(1)
-    for index in range(12):
-        letters = rng.integers(97, 105, 600).astype(np.uint8)
-        (directory / f"{index}.txt").write_bytes(letters.tobytes())
-    return directory
 
 
 @pytest.fixture(scope="module")

@@ -10,33 +10,14 @@ from examples.corpus import Text, load_corpus
 from examples.moe_routing import dense, judging, model, picture, report
 from examples.moe_routing.config import Settings
 from examples.moe_routing.ngram import OrderTwo
+from tests.examples.small import SIZES, TINY
 
-SETTINGS = Settings(
-    num_experts=4,
-    layers=1,
-    heads=2,
-    d_model=16,
-    d_ff=24,
-    window=8,
-    batch=8,
-    steps=25,
-    warmup_steps=4,
-    learning_rate=2e-2,
-    data_shards=2,
-    expert_shards=2,
-)
+SETTINGS = replace(TINY, steps=25, learning_rate=2e-2)
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("text")
-    rng = np.random.default_rng(0)
-    words = [bytes(rng.integers(97, 123, 5).astype(np.uint8)) for _ in range(30)]
-    for index in range(12):
-        chosen = rng.integers(0, len(words), 120)
-        text = b" ".join(words[word] for word in chosen)
-        (directory / f"{index}.txt").write_bytes(text)
-    return load_corpus(directory, window=8, train_bytes=1 << 14, held_out_bytes=1 << 12)
+def corpus(text):
+    return load_corpus(text, **SIZES)
 
 
 def test_training_and_held_out_text_are_of_different_files(corpus):

@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from examples.corpus import load_corpus
 from examples.pipeline import model, report, training, unpipelined
 from examples.pipeline.__main__ import main
 from examples.pipeline.config import Settings
+from tests.examples.commands import figures_of, refusal_of
 from timelyml.ml.pipeline import Action, Op, Span, Timeline, gpipe
 
-ROOT = Path(__file__).parents[2]
 TINY = Settings(
     stages=2, microbatches=2, layers=2, d_model=16, heads=2, length=8, batch=4, steps=4
 )
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("text")
-    rng = np.random.default_rng(0)
-    words = [bytes(rng.integers(97, 123, 5).astype(np.uint8)) for _ in range(30)]
-    for index in range(12):
-        joined = b" ".join(words[word] for word in rng.integers(0, 30, 120))
-        (directory / f"{index}.txt").write_bytes(joined)
-    return directory
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +39,7 @@ def corpus(text):
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(arguments, says):
-    app = typer.Typer()
-    app.command()(main)
-    done = CliRunner().invoke(app, arguments, env={"COLUMNS": "400", "TERM": "dumb"})
-    assert done.exit_code == 2
-    assert says in " ".join(done.output.split())
+    assert says in refusal_of(main, arguments)
 
 
 def test_neighbours_share_an_island_and_ranks_hold_two_stages_where_they_must():
@@ -134,17 +112,8 @@ def test_speed_leaves_out_what_compiles_and_what_was_timed():
 )
 def test_the_program_equals_the_model_in_one_piece(text, tmp_path, options):
     picture = tmp_path / "stages.png"
-    arguments = ["--small", "--verify", "--json", "--data", str(text), *options]
-    done = subprocess.run(
-        [sys.executable, "-m", "examples.pipeline", *arguments, "--picture", picture],
-        cwd=ROOT,
-        env={**os.environ, "NO_COLOR": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=300,
-    )
-    figures = json.loads(done.stdout)
+    arguments = ["--small", "--verify", "--data", text, "--picture", picture]
+    figures = figures_of("pipeline", [*arguments, *options])
     assert figures["verify"]["passed"]
     assert len(figures["losses"]) == figures["steps"]
     assert 0 < figures["bubble"] < 1

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from examples.corpus import load_corpus
 from examples.shared_layers import model, training
 from examples.shared_layers.__main__ import ALLOWED, main
 from examples.shared_layers.config import Settings
+from tests.examples.commands import refusal_of
 from timelyml.errors import TraceError
 
 TINY = Settings(
@@ -62,8 +61,4 @@ def test_kinds_of_bytes():
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(arguments, says):
-    app = typer.Typer()
-    app.command()(main)
-    done = CliRunner().invoke(app, arguments, env={"COLUMNS": "400", "TERM": "dumb"})
-    assert done.exit_code == 2
-    assert says in " ".join(done.output.split())
+    assert says in refusal_of(main, arguments)

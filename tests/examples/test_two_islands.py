@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from examples.two_islands import overlap
 from examples.two_islands.__main__ import main
 from examples.two_islands.overlap import Bar
 from examples.two_islands.replicas import AXIS, Replicas
+from tests.examples.commands import figures_of, refusal_of
 from timelyml import ml
 
-ROOT = Path(__file__).parents[2]
 STEPS = 3
 
 
@@ -38,11 +30,7 @@ STEPS = 3
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(arguments, says):
-    app = typer.Typer()
-    app.command()(main)
-    done = CliRunner().invoke(app, arguments, env={"COLUMNS": "400", "TERM": "dumb"})
-    assert done.exit_code == 2
-    assert says in " ".join(done.output.split())
+    assert says in refusal_of(main, arguments)
 
 
 def affine(params, x):
@@ -119,17 +107,8 @@ def test_a_picture_is_written_where_it_was_asked_for(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--hosts", "2"]])
 def test_the_program_equals_one_island_and_one_program(tmp_path, options):
-    arguments = ["--small", "--verify", "--json", "--picture", tmp_path / "a.png"]
-    done = subprocess.run(
-        [sys.executable, "-m", "examples.two_islands", *arguments, *options],
-        cwd=ROOT,
-        env={**os.environ, "NO_COLOR": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=300,
-    )
-    figures = json.loads(done.stdout)
+    arguments = ["--small", "--verify", "--picture", tmp_path / "a.png"]
+    figures = figures_of("two_islands", [*arguments, *options])
     assert figures["agrees"]
     assert len(set(figures["losses"])) == figures["steps"]
     assert figures["bytes_between_islands"] > 0
