@@ -11,11 +11,13 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).parent.parent / "timelyml"
-PACKAGES = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
+PACKAGES = sorted(
+    path.parent.relative_to(ROOT).as_posix() for path in ROOT.glob("*/**/__init__.py")
+)
 
 
 def load(package: str) -> ModuleType:
-    return importlib.import_module(f"timelyml.{package}")
+    return importlib.import_module(f"timelyml.{package.replace('/', '.')}")
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from tests.ml.client.loops import sine_loop
 from tests.ml.client.test_failures import TIMEOUT_S
 from tests.ml.gradients.nests import InJax, OnSlices, drawn, inputs, model
 from timelyml import ml
@@ -97,27 +98,13 @@ def test_gradients_of_random_nests_are_those_of_one_program(client, slices, nest
 
 def growing(slices, *, max_steps=30):
     """A loop whose number of steps is an argument, on slices and in Python."""
-    here, there = slices
-    less = ml.jit(lambda i, n: i < n, slice=there)
-    step = ml.jit(lambda i, w, x: (i + 1, jnp.sin(w * x)), slice=here)
-    total = ml.jit(lambda x: x.sum(), slice=here)
-
-    @ml.program
-    def f(w, x, n):
-        _, x = ml.while_loop(
-            lambda carried: less(carried[0], n),
-            lambda carried: step(carried[0], w, carried[1]),
-            (0, x),
-            max_steps=max_steps,
-        )
-        return total(x)
 
     def plain(w, x, n):
         for _ in range(n):
             x = jnp.sin(w * x)
         return x.sum()
 
-    return f, plain
+    return sine_loop(*slices, max_steps=max_steps), plain
 
 
 def test_the_way_back_asks_nothing_of_the_client_and_leaves_nothing(client, slices):

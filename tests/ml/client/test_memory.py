@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from tests.ml.client.loops import sine_loop
 from tests.ml.client.test_failures import SOON_S, TIMEOUT_S
 from tests.ml.client.test_serving import core_of
 from timelyml import ml
@@ -206,24 +207,7 @@ def test_what_a_donated_argument_gives_is_not_counted_twice(client):
 def looped(client, *, max_steps):
     """The gradient of a loop that keeps what is carried, and a cosine of it."""
     s = client.slice({"x": 2})
-    less = ml.jit(lambda i, n: i < n, slice=s)
-    step = ml.jit(
-        lambda i, w, x: (i + 1, jnp.sin(w * x)),
-        slice=s,
-        in_shardings=(P(), P(), P("x")),
-    )
-    total = ml.jit(lambda x: x.sum(), slice=s)
-
-    @ml.program
-    def f(w, x, n):
-        _, x = ml.while_loop(
-            lambda carried: less(carried[0], n),
-            lambda carried: step(carried[0], w, carried[1]),
-            (0, x),
-            max_steps=max_steps,
-        )
-        return total(x)
-
+    f = sine_loop(s, s, max_steps=max_steps, in_shardings=(P(), P(), P("x")))
     return s, ml.grad(f, (0, 1))
 
 

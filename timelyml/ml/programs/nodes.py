@@ -35,8 +35,25 @@ class Value:
     slice: str | None = None
 
 
+class _Source:
+    """A node whose value was made before, or elsewhere."""
+
+    __slots__ = ()
+    value: Value
+
+    @property
+    def operands(self) -> tuple[Ref, ...]:
+        """None: it comes from outside."""
+        return ()
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        """The value."""
+        return (self.value,)
+
+
 @dataclass(frozen=True, slots=True)
-class Arg:
+class Arg(_Source):
     """An argument of the program, or a handle that it captured.
 
     Attributes:
@@ -48,33 +65,13 @@ class Arg:
     label: str
     value: Value
 
-    @property
-    def operands(self) -> tuple[Ref, ...]:
-        """None: it comes from outside."""
-        return ()
-
-    @property
-    def outputs(self) -> tuple[Value, ...]:
-        """The argument."""
-        return (self.value,)
-
 
 @dataclass(frozen=True, slots=True)
-class Constant:
+class Constant(_Source):
     """A host array that was there when the program was traced."""
 
     data: bytes
     value: Value
-
-    @property
-    def operands(self) -> tuple[Ref, ...]:
-        """None: it comes from outside."""
-        return ()
-
-    @property
-    def outputs(self) -> tuple[Value, ...]:
-        """The constant."""
-        return (self.value,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +184,7 @@ It is no array: only a branch or a loop that goes back over it takes it.
 
 
 @dataclass(frozen=True, slots=True)
-class Recalled:
+class Recalled(_Source):
     """What a run on the way there kept, in a region that goes back over it.
 
     Attributes:
@@ -196,16 +193,6 @@ class Recalled:
 
     number: int
     value: Value
-
-    @property
-    def operands(self) -> tuple[Ref, ...]:
-        """None: it comes from a trail."""
-        return ()
-
-    @property
-    def outputs(self) -> tuple[Value, ...]:
-        """What was kept."""
-        return (self.value,)
 
 
 @dataclass(frozen=True, slots=True)
