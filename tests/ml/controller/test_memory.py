@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+from tests.ml.controller.test_core import fates
+from tests.ml.controller.world import World
 from tests.ml.store.test_ledger import buffer, claim
 from timelyml.ml.controller.memory import Memory
 from timelyml.ml.controller.records import Outbox
@@ -45,3 +47,22 @@ def test_what_is_let_go_before_its_spill_was_told_is_not_spilled():
     memory.release("next")
     assert begun == ["put", "put", "put", "runs", "next", "last"]
     assert not memory._spilling
+
+
+def test_memory_that_a_slice_reserves_is_kept_from_values_of_other_clients():
+    """A value takes 8 bytes of each device, a call 4 more; there are 44."""
+    world = World(1, {"a": [0], "b": [1]}, num_clients=2, memory_bytes=44)
+    theirs = world.slice(2, 2, "a")
+    kept = [world.put(theirs, 2) for _ in range(5)]
+    mine = world.slice(1, 2, "a", memory_bytes=24)
+    xs = [world.put(mine) for _ in range(2)]
+    world.settle()
+    assert world.num_spilled == 2, "what is reserved is made free when it is used"
+    theirs_too = [world.call("f", theirs, [x], client=2)[0][0] for x in kept]
+    (large,), _ = world.call("g", theirs, kept[:2], client=2)
+    (out,), _ = world.call("f", mine, xs[:1])
+    world.settle()
+    assert [fates(world, 2)[x] for x in theirs_too] == [None] * 5
+    assert "does not fit beside what is reserved (24 by" in fates(world, 2)[large]
+    assert fates(world)[out] is None
+    assert all(world.core.buffers.memory.ledger.where(x)[0] for x in xs)

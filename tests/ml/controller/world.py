@@ -464,9 +464,9 @@ class World:
             self.hosts[host].tell(Arrived("", hire.num_hosts, DEVICES))
         self.flush()
 
-    def slice(self, client=1, size=2, island=None):
+    def slice(self, client=1, size=2, island=None, memory_bytes=0):
         request = len(self.heard[client]) + 1000
-        self.say(client, AskSlice(request, ("x",), (size,), None, island))
+        self.say(client, AskSlice(request, ("x",), (size,), None, island, memory_bytes))
         return self.heard[client][-1]
 
     def buffer(self, client=1):

@@ -288,3 +288,65 @@ def test_a_slice_of_thousands_of_devices_costs_as_little_as_one():
     ledger.place("all", devices, ["h"])
     ledger.place("half", devices[:2048], ["h"])
     assert len(ledger._live.devices) == 2
+
+
+def reserving(reserved_bytes=60, **options):
+    """A ledger in whose two devices "own" keeps memory from all others."""
+    ledger = ledger_of(**options)
+    ledger.place("own", ["d0", "d1"], ["h"], reserved_bytes=reserved_bytes)
+    return ledger
+
+
+def test_what_a_placement_reserves_is_kept_from_values_of_others():
+    ledger = reserving()
+    put(ledger, buffer(1, 40))
+    # All that others may have is 40: what is idle leaves, what is larger fails at once.
+    assert ledger.request(claim("p", makes=[buffer(2, 30)])) == [Spill(buffer(1, 40))]
+    (refused,) = ledger.request(claim("q", scratch=50))
+    assert isinstance(refused, Refuse)
+    assert "does not fit beside what is reserved (60 by slice 'own')" in str(
+        refused.error
+    )
+    own = claim("own", makes=[buffer(3, 60, "own")], placement="own")
+    assert ledger.request(own) == [Admit("own")]
+    assert ledger.spilled(number_of(1)) == [Admit("p")]
+    assert ledger.used_bytes() == {"d0": 90, "d1": 90}
+
+
+def test_what_is_reserved_is_there_although_others_wait_in_line():
+    ledger = reserving()
+    ledger.request(claim("runs", scratch=40))
+    assert ledger.request(claim("waits", scratch=40)) == []
+    own = [claim(f"own {n}", scratch=30, placement="own") for n in range(3)]
+    assert ledger.request(own[0]) == [Admit("own 0")]
+    assert ledger.request(own[1]) == [Admit("own 1")]
+    assert ledger.request(own[2]) == []  # it has used up what is its own
+    assert ledger.finished("own 0") == [Admit("own 2")]
+    assert ledger.finished("runs") == [Admit("waits")]
+
+
+def test_what_others_have_when_memory_is_reserved_leaves_when_it_is_used():
+    ledger = ledger_of()
+    put(ledger, buffer(1, 70))
+    ledger.place("own", ["d0"], ["h"], reserved_bytes=60)
+    assert ledger.request(claim("fits", scratch=30, placement="own")) == [Admit("fits")]
+    ledger.finished("fits")
+    more = ledger.request(claim("more", scratch=60, placement="own"))
+    assert more == [Spill(buffer(1, 70))]
+    assert ledger.spilled(number_of(1)) == [Admit("more")]
+
+
+def test_what_is_reserved_is_free_once_its_placement_is_gone_or_moves():
+    ledger = reserving(reserved_bytes=50, host_bytes=0)
+    put(ledger, buffer(1, 40))
+    ledger.request(claim("own", scratch=50, placement="own"))
+    (refused,) = ledger.request(claim("too late", scratch=50))
+    assert isinstance(refused, Refuse), "its end will leave nothing to others"
+    ledger.request(claim("runs", scratch=10))
+    assert ledger.request(claim("waits", scratch=45)) == []
+    ledger.hold("own")
+    assert ledger.finished("own") == [Vacant("own"), Admit("waits")]
+    ledger.finished("waits")
+    ledger.move("own", ["d0", "d1"], ["h"])
+    assert ledger.request(claim("waits", scratch=45)) == []
+    assert ledger.unplace("own") == [Admit("waits")]

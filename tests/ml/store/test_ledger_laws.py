@@ -17,20 +17,30 @@ from tests.ml.store.test_ledger import claim as claim_of
 from timelyml.ml.store import Admit, Claim, Ledger, Refuse, Spill
 
 CAPACITY = 100
-PLACEMENTS = {"all": {"d0", "d1", "d2"}, "left": {"d0", "d1"}, "right": {"d2"}}
+PLACEMENTS = {
+    "all": {"d0", "d1", "d2"},
+    "left": {"d0", "d1"},
+    "right": {"d2"},
+    "own": {"d1", "d2"},  # which reserves some
+}
 
 
 class Histories(RuleBasedStateMachine):
     """Programs come, run and end; what the ledger says is followed independently."""
 
-    @initialize(host_bytes=st.sampled_from([None, 30, 60]))
-    def start(self, host_bytes):
+    @initialize(
+        host_bytes=st.sampled_from([None, 30, 60]),
+        reserved_bytes=st.sampled_from([0, 0, 40, 80]),
+    )
+    def start(self, host_bytes, reserved_bytes=0):
         self.host_bytes = host_bytes
+        self.reserved_bytes = reserved_bytes
         self.ledger = Ledger()
         self.ledger.add_devices(PLACEMENTS["all"], CAPACITY)
         self.ledger.add_hosts(["h"], host_bytes)
         for name, devices in PLACEMENTS.items():
-            self.ledger.place(name, devices, ["h"])
+            reserved = reserved_bytes if name == "own" else 0
+            self.ledger.place(name, devices, ["h"], reserved_bytes=reserved)
         self.buffers = {}  # by number, all that anybody can ask for
         self.on_device = set()
         self.on_host = set()
@@ -79,7 +89,13 @@ class Histories(RuleBasedStateMachine):
         claim = self.waiting.pop(effect.program)
         devices = self.devices_of(claim)
         for running in self.running.values():
-            assert devices - self.devices_of(running) or not devices
+            assert (
+                devices - self.devices_of(running)
+                or not devices
+                or (
+                    self.reserved_bytes and self.devices_of(running) & PLACEMENTS["own"]
+                )
+            )
         self.never |= {each.number for each in claim.outputs}
         self.given_up += claim.donated
         self.forget_what_is_over()
@@ -129,12 +145,16 @@ class Histories(RuleBasedStateMachine):
     def ask(self, claim):
         self.waiting[claim.program] = claim
         effects = self.ledger.request(claim)
-        if effects and isinstance(effects[0], Refuse) and "never" in str(effects[0]):
+        if effects and isinstance(effects[0], Refuse) and self.is_too_large(effects[0]):
             del self.waiting[claim.program]
             return
         self.buffers.update({each.number: each for each in claim.outputs})
         self.freed |= set(claim.donated)
         self.follow(effects)
+
+    def is_too_large(self, effect):
+        text = str(effect.error)
+        return "can never fit" in text or "fit beside what is reserved" in text
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), has_failed=st.booleans())
@@ -196,9 +216,17 @@ class Histories(RuleBasedStateMachine):
                     expected[device] += size
         assert self.ledger.used_bytes() == expected
         assert max(expected.values()) <= CAPACITY
+        own = sum(self.buffers[n].size_bytes for n in self.on_device if self.is_own(n))
+        own += sum(each.scratch_bytes.get("own", 0) for each in self.running.values())
+        for device in PLACEMENTS["own"]:  # what it does not use, nobody has
+            kept = max(0, self.reserved_bytes - own)
+            assert expected[device] + kept <= CAPACITY
         on_host = sum(self.buffers[n].size_bytes for n in self.on_host | self.spilling)
         assert self.ledger.host_bytes() == {"h": on_host}
         assert self.host_bytes is None or on_host <= self.host_bytes
+
+    def is_own(self, number):
+        return self.buffers[number].placement == "own"
 
     @invariant()
     def somebody_runs_or_something_moves_while_anybody_waits(self):

@@ -102,6 +102,10 @@ class Memory:
         moved = self.ledger.move(slice_.name, *where, buffers, set(arriving))
         self._follow(moved)
 
+    def unplace(self, slice_: SliceRecord) -> None:
+        """Forget a slice on which nothing is; what it reserved is there for others."""
+        self._follow(self.ledger.unplace(slice_.name))
+
     def free(self, number: int) -> None:
         """Let a buffer go that nobody can ask for."""
         self._spilling.pop(number, None)

@@ -264,7 +264,12 @@ class Places:
         self._slices[name] = slice_
         scheduler = self._dispatch.islands.schedulers[slice_.order]
         scheduler.place(name, slice_.devices_by_host)
-        self._buffers.memory.ledger.place(name, names, map(str, slice_.hosts))
+        self._buffers.memory.ledger.place(
+            name,
+            names,
+            map(str, slice_.hosts),
+            reserved_bytes=message.memory_bytes,
+        )
         made = self._made(slice_)
         for each in slice_.hosts:
             self._outbox.send(each, made)
@@ -311,5 +316,5 @@ class Places:
         scheduler = self._dispatch.islands.schedulers.get(slice_.order)
         if scheduler is not None:
             scheduler.unplace(slice_.name)
-        self._buffers.memory.ledger.unplace(slice_.name)
+        self._buffers.memory.unplace(slice_)
         return True

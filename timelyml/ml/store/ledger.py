@@ -13,12 +13,13 @@ could free anything, and they may be waiting for just that program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from timelyml.errors import InvariantError, MemoryLimitError
 from timelyml.ml.store.live import Live, LiveBuffers
 from timelyml.ml.store.refusals import no_room_on_hosts, too_large
+from timelyml.ml.store.room import make_room
 from timelyml.ml.store.values import (
     Admit,
     Buffer,
@@ -53,6 +54,7 @@ class Ledger:
         self._waiting: dict[str, _Placed] = {}
         self._scratch: dict[str, int] = {}  # of all that runs, by placement
         self._held: dict[str, bool] = {}  # whether that it is vacant is said
+        self._reserved: dict[str, int] = {}  # of each device, by placement
 
     def add_devices(self, devices: Iterable[str], memory_bytes: int) -> None:
         """Make devices known that all have this much memory."""
@@ -63,14 +65,25 @@ class Ledger:
         self._live.add_hosts(hosts, memory_bytes)
 
     def place(
-        self, placement: str, devices: Iterable[str], hosts: Iterable[str]
+        self,
+        placement: str,
+        devices: Iterable[str],
+        hosts: Iterable[str],
+        *,
+        reserved_bytes: int = 0,
     ) -> None:
-        """Name a set of devices, usually a virtual slice, and the hosts that have them."""
+        """Name a set of devices, usually a virtual slice, and the hosts that have them.
+
+        What it reserves of each device, others cannot have, whether it is used or not.
+        """
         self._live.devices.place(placement, devices)
         self._live.hosts.place(placement, hosts)
+        if reserved_bytes:
+            self._reserved[placement] = reserved_bytes
+            self._live.devices.reserve(placement, reserved_bytes)
 
-    def unplace(self, placement: str) -> None:
-        """Forget a set of devices on which nothing lives.
+    def unplace(self, placement: str) -> list[LedgerEffect]:
+        """Forget a set of devices on which nothing lives; what it reserved is free.
 
         Raises:
             InvariantError: Buffers are there.
@@ -84,15 +97,20 @@ class Ledger:
         self._held.pop(placement, None)
         self._live.devices.unplace(placement)
         self._live.hosts.unplace(placement)
+        return [] if self._reserved.pop(placement, None) is None else self._serve()
 
     def hold(self, placement: str) -> list[LedgerEffect]:
         """Admit nothing more on a placement and spill what is there, before it moves.
 
         `Vacant` follows when nothing runs or is left there. What hosts may keep does not
-        count here, or a move would wait for memory that nobody has to free.
+        count here, or a move would wait for memory that nobody has to free. Nothing is
+        reserved for it here any more.
         """
         self._held[placement] = False
-        return self._evict()
+        if placement not in self._reserved:
+            return self._evict()
+        self._live.devices.reserve(placement, 0)
+        return self._serve()
 
     def move(
         self,
@@ -116,6 +134,8 @@ class Ledger:
         for buffer in buffers:
             self._live.replace(buffer, is_arriving=buffer.number in arriving)
         self._held.pop(placement, None)
+        if placement in self._reserved:
+            self._live.devices.reserve(placement, self._reserved[placement])
         return self._serve()
 
     def lose(self, placement: str, kept: Collection[int] = ()) -> list[int]:
@@ -125,6 +145,8 @@ class Ledger:
         `kept` is in the memory of others of its hosts.
         """
         self._held[placement] = True
+        if placement in self._reserved:
+            self._live.devices.reserve(placement, 0)
         for program, (claim, placements) in list(self._running.items()):
             if placement in placements:
                 self._count_scratch(claim, -1)
@@ -146,7 +168,7 @@ class Ledger:
         What it makes is known from now on to programs that come after it.
         """
         needs = self._live.needs_of(claim)
-        fits = not (self._waiting or self._held or self._shortage(needs))
+        fits = not (self._waiting or self._held or self._live.devices.shortage(needs))
         fits = fits and self._live.are_settled(claim.arguments)
         if not fits and (error := self._impossible(claim)):
             return [Refuse(claim.program, error)]
@@ -218,34 +240,52 @@ class Ledger:
     def _serve(self) -> list[LedgerEffect]:
         """Admit what fits, first come first served on every device."""
         effects = self._evict() if self._held else []
+        devices = self._live.devices
         blocked: set[int] = set()  # groups that an earlier program waits for
+        passed: set[str] = set()  # placements of earlier programs that wait
         for program, (claim, placements) in list(self._waiting.items()):
-            if len(blocked) == len(self._live.devices):
+            if len(blocked) == len(devices) and not devices.has_reserved:
                 break
             groups = self._groups(placements)
-            if not blocked.isdisjoint(groups) or self._held.keys() & placements:
+            needs = self._live.needs_of(claim) if devices.has_reserved else {}
+            # What is reserved is kept from those before, too: they lose nothing by it.
+            may_pass = passed.isdisjoint(placements) and devices.is_reserved(needs)
+            is_blocked = not (may_pass or blocked.isdisjoint(groups))
+            if is_blocked or self._held.keys() & placements:
                 blocked.update(groups)
+                passed |= placements
                 continue
-            short = self._shortage(self._live.needs_of(claim))
+            short = devices.shortage(needs or self._live.needs_of(claim))
             if not short and self._live.are_settled(claim.arguments):
                 del self._waiting[program]
                 self._count_waiting(claim, -1)
                 effects.append(self._admit(claim, placements))
                 continue
-            more, error = self._make_room(claim, short) if short else ([], None)
-            effects += more
+            error = self._impossible(claim) if devices.has_reserved else None
+            if short and error is None:
+                more, error = self._make_room(claim, short)
+                effects += more
             if error is not None:
                 self._drop(program)
                 effects.append(Refuse(program, error))
                 continue
             blocked.update(groups)
+            passed |= placements
         return effects
+
+    def _make_room(
+        self, claim: Claim, short: dict[int, int]
+    ) -> tuple[Sequence[LedgerEffect], MemoryLimitError | None]:
+        """Spill for a claim; return what, and why it has to fail if nothing helps it."""
+        running = [each.placements for each in self._running.values()]
+        effects, may_wait = make_room(self._live, claim, short, self._scratch, running)
+        if may_wait:
+            return effects, None
+        named = [self._describe(each) for each in self._live.keepers(short)]
+        return effects, no_room_on_hosts(claim, max(short.values()), named)
 
     def _groups(self, placements: Iterable[str]) -> set[int]:
         return {x for each in placements for x in self._live.devices.groups_of(each)}
-
-    def _shortage(self, needs: Mapping[str, int]) -> dict[int, int]:
-        return self._live.devices.shortage(self._live.devices.by_group(needs))
 
     def _admit(self, claim: Claim, placements: frozenset[str]) -> Admit:
         returns = []
@@ -296,46 +336,6 @@ class Ledger:
             if live := self._live.get(number):
                 self._forget_if_over(live)
 
-    def _make_room(
-        self, claim: Claim, short: dict[int, int]
-    ) -> tuple[list[LedgerEffect], MemoryLimitError | None]:
-        """Spill idle buffers, those least recently used first, until a claim would fit.
-
-        What those that run take only while they run need not be spilled for: it comes
-        by itself.
-
-        Returns:
-            What to spill, and why the claim has to fail if nothing will ever help it.
-        """
-        devices = self._live.devices
-        for group, size in devices.by_group(self._scratch).items():
-            _take_off(short, (group,), size)
-        others = [
-            live
-            for live in self._live
-            if live.buffer.number not in claim.arguments
-            and (live.is_idle or live.is_spilling)
-        ]
-        for live in others:
-            if live.is_spilling:
-                _take_off(short, self._of(live), live.buffer.size_bytes)
-        effects: list[LedgerEffect] = []
-        for live in others:
-            helps = live.is_idle and not short.keys().isdisjoint(self._of(live))
-            if helps and self._live.spill(live):
-                _take_off(short, self._of(live), live.buffer.size_bytes)
-                effects.append(Spill(live.buffer))
-        if not short or any(
-            not short.keys().isdisjoint(self._groups(each.placements))
-            for each in self._running.values()
-        ):
-            return effects, None
-        named = [self._describe(each) for each in self._live.keepers(short)]
-        return effects, no_room_on_hosts(claim, max(short.values()), named)
-
-    def _of(self, live: Live) -> tuple[int, ...]:
-        return self._live.devices.groups_of(live.buffer.placement)
-
     def _evict(self) -> list[LedgerEffect]:
         """Spill what is idle on placements that are held."""
         effects: list[LedgerEffect] = []
@@ -371,7 +371,14 @@ class Ledger:
             needed, room = self._live.devices.tightest(placement, whole)
             if needed > room:
                 named = [self._describe(e) for e in kept if e.placement == placement]
-                return too_large(claim, placement, needed, room, named)
+                return too_large(
+                    claim,
+                    placement,
+                    needed,
+                    room,
+                    arguments=named,
+                    reserved=self._live.devices.reserved_beside(placement),
+                )
         return None
 
     def _count_scratch(self, claim: Claim, sign: int) -> None:
@@ -389,12 +396,3 @@ class Ledger:
     def _forget_if_over(self, live: Live) -> None:
         if live.is_freed and not live.num_users and not live.num_waiting:
             self._live.forget(live.buffer.number)
-
-
-def _take_off(short: dict[int, int], groups: Iterable[int], size: int) -> None:
-    """Count what will be free, where something is missing."""
-    for group in groups:
-        if group in short:
-            short[group] -= size
-            if short[group] <= 0:
-                del short[group]

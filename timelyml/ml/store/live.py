@@ -141,7 +141,7 @@ class LiveBuffers:
     def spill(self, live: Live, *, is_forced: bool = False) -> bool:
         """Count a buffer on its hosts too while it is copied; False if without room."""
         buffer = live.buffer
-        needs = self.hosts.by_group({buffer.placement: buffer.host_bytes})
+        needs = {buffer.placement: buffer.host_bytes}
         if self.hosts.shortage(needs) and not is_forced:
             return False
         live.is_spilling = live.is_on_host = True

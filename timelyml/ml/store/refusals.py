@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from timelyml.errors import MemoryLimitError
 from timelyml.ml.store.values import Claim
@@ -12,11 +12,24 @@ NUM_NAMED = 5
 
 
 def too_large(
-    claim: Claim, placement: str, needed: int, room: int, arguments: Sequence[str]
+    claim: Claim,
+    placement: str,
+    needed: int,
+    room: int,
+    *,
+    arguments: Sequence[str],
+    reserved: Mapping[str, int],
 ) -> MemoryLimitError:
-    """Return the error of a program that could not even run alone."""
+    """Return the error of a program that could not even run alone.
+
+    Or not beside what other slices have `reserved` on these devices.
+    """
+    what = "can never fit"
+    others = [f"{size:,} by slice {x!r}" for x, size in reserved.items()]
+    if others:
+        what = f"does not fit beside what is reserved ({_named(others)})"
     return MemoryLimitError(
-        f"{_who(claim)} can never fit; got {needed:,} bytes per device on slice "
+        f"{_who(claim)} {what}; got {needed:,} bytes per device on slice "
         f"{placement!r}, with arguments {_named(arguments)}; expected at most {room:,}; "
         f"use more devices, smaller shards, or donate arguments",
         program=claim.program,
