@@ -8,6 +8,7 @@ the driver is gone. It never imports the driver's `__main__`.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import os
 import sys
@@ -83,6 +84,9 @@ def main() -> None:
     transport.connect(CONTROLLER, endpoint_from_map(boot.controller))
     directory = Path(boot.spill_directory)
     worker = make_worker(boot.worker, transport, directory, services)
+    # What is loaded by now stays: a full collection would look through all of it, which
+    # takes 160 ms with JAX, again and again.
+    gc.freeze()
     watched = _Watched(worker)
     threading.Thread(
         target=_beat, args=(boot, watched), name="timelyml-heartbeat", daemon=True

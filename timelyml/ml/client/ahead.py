@@ -53,6 +53,11 @@ MAX_DELAY_S = 1e-3
 """How long while what is under way keeps devices busy: a client that holds calls back for
 longer is not there when its turn comes."""
 
+YIELD_S = 5e-4
+"""How long a client waits after a call while enough long ones are under way. Where the
+controller is a thread of the client's process, it would wait ten times as long for its
+turn otherwise, and devices for what is next."""
+
 MAX_SEQUENCES = 64
 """That are remembered; programs whose calls never come in the same order need none."""
 
@@ -190,6 +195,9 @@ class Ahead:
         self._inbox.begin_call(num_calls, is_program=is_program)
         self._releases.flush()
         self._send_now(message)
+        inbox = self._inbox
+        if inbox.num_unfinished >= MIN_UNDER_WAY and inbox.pace_s > MAX_PACE_S:
+            time.sleep(YIELD_S)
 
     def _send(self) -> None:
         batch, self._batch = self._batch, None

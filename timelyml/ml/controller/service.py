@@ -28,6 +28,10 @@ from timelyml.runtime.failure import pack_error
 from timelyml.runtime.service import ServiceSite
 
 MAX_MESSAGES_PER_STEP = 256
+TURN_S = 1e-3
+"""How long clients are listened to before what follows is sent, and hosts are heard: a
+client that runs ahead says more than that, while devices wait for what is next."""
+
 PRIORITY_AGING_NS = 1_000_000_000
 """Device time for which a gang waits to rise by one, so that none waits for ever."""
 
@@ -128,15 +132,24 @@ class ControllerService:
         """Take what hosts and clients say, and send what follows."""
         for peer, body in self._late.due():
             self._core.heard(peer, body, self._site.clock())
-        count = min(len(self._inbox), MAX_MESSAGES_PER_STEP)
-        for _ in range(count):
-            self._inbox.popleft()()
+        count = self._listen()
         deadline = self._core.next_deadline()
         if deadline is not None and self._site.clock() >= deadline:
             self._core.tick(self._site.clock())
         effects = self._core.flush()
         self._carry_out(effects)
         return bool(count or effects)
+
+    def _listen(self) -> int:
+        """Take what clients say, for a turn; return how much of it."""
+        most, count = min(len(self._inbox), MAX_MESSAGES_PER_STEP), 0
+        until = self._site.clock() + TURN_S
+        while count < most:
+            self._inbox.popleft()()
+            count += 1
+            if self._site.clock() >= until:
+                break
+        return count
 
     def _carry_out(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
