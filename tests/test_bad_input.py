@@ -593,5 +593,5 @@ def test_a_function_that_raises_stop_iteration_ends_no_block_silently(cluster, u
     flow = Dataflow()
     use(flow.source(range(2000), batch_size=2000)).collect()
 
-    with pytest.raises(TimelyError):
+    with pytest.raises(TimelyError, match=r"failed on worker .*StopIteration"):
         cluster.run(flow)

@@ -268,7 +268,10 @@ def test_integers_that_numpy_computed_arrive_as_integers():
 def test_a_message_of_the_wrong_shape_is_refused():
     index = list(codec()._schemas).index(Part)
     for fields in ([1, True], [1, True, 0, 0], ["1", True, 0], [1, 1, 0], 7, "abc"):
-        with pytest.raises(WireError):
+        with pytest.raises(
+            WireError,
+            match=r"^a message (does not fit its class Part|holds a wrong value)",
+        ):
             codec().decode(msgpack.packb([index, fields, 0]), [])
 
 
@@ -282,9 +285,12 @@ def test_a_named_tuple_of_the_wrong_shape_is_refused_whatever_came_before_it():
     for _ in range(2):
         assert decoded(1, True, [7]) == Piece(1, True, [7])
         for fields in ([1, True], [1, True, 0, 0], ["1", True, [7]], [1, 1, [7]]):
-            with pytest.raises(WireError):
+            with pytest.raises(
+                WireError,
+                match=r"^a message (does not fit its class Piece|holds a wrong value)",
+            ):
                 decoded(*fields)
-    with pytest.raises(WireError):
+    with pytest.raises(WireError, match="does not fit its class Piece"):
         shared.decode(msgpack.packb([index, {1: 2, 3: 4, 5: 6}, 0]), [])
 
 
@@ -322,9 +328,9 @@ def test_a_record_that_contains_itself_is_refused():
 def test_a_codec_works_on_after_an_error():
     shared = codec()
     body, buffers = shared.encode([np.zeros(5000)])
-    with pytest.raises(PayloadError):
+    with pytest.raises(PayloadError, match="record cannot be sent"):
         shared.encode([np.zeros(5000), lambda: 1])
-    with pytest.raises(WireError):
+    with pytest.raises(WireError, match="cannot be decoded; got IndexError"):
         shared.decode(body, [])
     assert len(shared.encode([np.zeros(5000)])[1]) == 1
     assert shared.decode(body, buffers)[0].shape == (5000,)

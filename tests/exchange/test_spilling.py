@@ -119,7 +119,7 @@ def test_a_directory_that_does_not_exist_is_reported(tmp_path):
 
 
 def test_an_empty_queue_has_nothing_to_pop(queue):
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match="empty"):
         queue.pop()
 
 

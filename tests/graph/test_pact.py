@@ -33,7 +33,7 @@ def test_pacts_are_values():
     assert Gather(1, dense=True) == Gather(1, dense=True)
     assert Exchange(route) == Exchange(route)
     assert Exchange.by_key(len) == Exchange(key=len)
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(dataclasses.FrozenInstanceError, match="dense"):
         Pipeline().dense = True
 
 

@@ -116,8 +116,8 @@ def test_a_released_capability_cannot_be_used() -> None:
 def test_a_with_block_releases_even_after_an_error_or_a_release() -> None:
     ledger = Ledger()
     table = CapabilityTable(ledger.record)
-    with pytest.raises(ZeroDivisionError), table.mint(0, 1, "x"):
-        raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError, match="mine"), table.mint(0, 1, "x"):
+        raise ZeroDivisionError("mine")
     with table.mint(0, 1, "x") as capability:
         capability.release()
     assert table.is_empty

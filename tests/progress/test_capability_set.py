@@ -89,8 +89,8 @@ def test_it_gives_out_what_any_of_them_allows(case):
 def test_a_with_block_releases_all_of_them_even_after_an_error():
     output = Output()
     rights = CapabilitySet(map(output.mint, [(1, 4), (2, 0)]))
-    with pytest.raises(ZeroDivisionError), rights:
-        raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError, match="mine"), rights:
+        raise ZeroDivisionError("mine")
     assert (len(rights), output.table.is_empty) == (0, True)
 
 

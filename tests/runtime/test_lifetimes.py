@@ -71,7 +71,7 @@ def test_a_dropped_cluster_ends(mode, nothing_left):
 
 def test_a_dropped_cluster_ends_whose_runs_failed(mode, nothing_left):
     cluster = Cluster(MODES[mode], mode=mode)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError, match="'work' failed on worker"):
         cluster.run(flow_of(lambda x: 1 // 0))
     is_collected = drops(cluster)
     del cluster

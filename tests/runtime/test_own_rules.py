@@ -74,7 +74,7 @@ def test_a_rule_that_names_no_worker_is_refused_before_anything_starts(cluster):
 
 
 def test_what_a_rule_raises_is_raised_where_the_run_is_started(cluster):
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match=r"^0$"):
         cluster.run(told_where(Failing()))
 
 

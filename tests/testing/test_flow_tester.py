@@ -241,7 +241,7 @@ def test_an_operator_that_depends_on_the_order_is_found():
     def check(result):
         assert result["out"] == [0]
 
-    with pytest.raises(AssertionError) as got:
+    with pytest.raises(AssertionError, match=r"\[1\] == \[0\]") as got:
         run_in_orders(first_come(Dataflow()), check, seeds=range(50))
     assert "in the order of seed" in got.value.__notes__[-1]
 

@@ -59,7 +59,7 @@ def test_abort_fails_the_run_on_every_worker_and_whole_epochs_stay(cluster):
 def test_a_later_run_goes_on_behind_an_abort(cluster):
     flow = flow_of([[1], ABORT, [2], ABORT, [3]])
     for _ in range(2):
-        with pytest.raises(AbortedError):
+        with pytest.raises(AbortedError, match="as its script says"):
             cluster.run(flow)
     assert cluster.run(flow)["out"] == [1, 2, 3]
 
@@ -67,7 +67,7 @@ def test_a_later_run_goes_on_behind_an_abort(cluster):
 def test_nothing_is_left_of_a_script_once_it_is_gone(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     flow = flow_of([ABORT])
-    with pytest.raises(AbortedError):
+    with pytest.raises(AbortedError, match="as its script says"):
         flow.run()
     assert list(tmp_path.glob("timelyml-script-*"))
 

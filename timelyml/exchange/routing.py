@@ -46,6 +46,13 @@ def route(pact: Exchange, payload: Payload, num_shards: int) -> Parts:
                 pass  # told below, with more
         keys = map(pact.key, records_of(payload)) if pact.key else ()
         destinations = destinations_by_key(keys, num_shards)
+        if len(destinations) < num_records(payload):
+            raise RoutingError(  # `map` ends there as if there were no more rows
+                f"a row has a key that cannot be routed; got StopIteration at row "
+                f"{len(destinations)}; expected a key; let what makes it raise another "
+                f"error",
+                row=len(destinations),
+            )
     return split_by_destination(payload, destinations, num_shards)
 
 

@@ -439,9 +439,9 @@ def test_what_a_handle_cannot_do_it_says(make_slice):
 def test_what_no_island_has_is_refused_with_what_there_is(client):
     with pytest.raises(SliceError, match="island-1"):
         client.slice({"data": 5})
-    with pytest.raises(SliceError):
+    with pytest.raises(SliceError, match="abacus"):
         client.slice({"data": 1}, kind="abacus")
-    with pytest.raises(SliceError):
+    with pytest.raises(SliceError, match="atlantis"):
         client.slice({"data": 1}, island="atlantis")
     for axes in ({}, {"data": 0}, {"data": "2"}):
         with pytest.raises(ConfigError, match="impossible shape"):

@@ -91,8 +91,9 @@ def test_a_program_is_traced_by_its_blocks_and_the_results_they_make(client):
 
 
 def test_what_fails_inside_is_what_is_raised(client):
-    with pytest.raises(ZeroDivisionError), client.resources.trace() as trace:
-        print(1 // 0)
+    mine = pytest.raises(ZeroDivisionError, match="mine")
+    with mine, client.resources.trace() as trace:
+        raise ZeroDivisionError("mine")
     assert trace.launches == ()
 
 

@@ -162,7 +162,7 @@ def test_checks_of_functions_with_callbacks_are_numbered_where_they_run():
 
 def test_an_error_of_a_callback_keeps_the_users_line():
     computation = computation_of(cases.raises_on_host, np.ones(4, np.float32))
-    with pytest.raises(jax.errors.JaxRuntimeError) as raised:
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no such row") as raised:
         jax.block_until_ready(run(computation, np.ones(4))[2])
     failure = run_failure(computation.name, raised.value)
     assert "'raises_on_host' failed while it ran" in str(failure)

@@ -86,7 +86,7 @@ def test_bubbles_can_be_left_out():
 
 
 def test_an_error_survives_pickling_with_its_values():
-    with pytest.raises(ScheduleError) as error:
+    with pytest.raises(ScheduleError, match="0Q0") as error:
         Schedule.from_csv("0Q0\r\n")
     back = pickle.loads(pickle.dumps(error.value))
     assert (str(back), back.reason, back.row) == (str(error.value), "spelling", 0)

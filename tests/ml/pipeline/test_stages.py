@@ -350,7 +350,7 @@ def test_a_stage_that_cannot_be_traced_names_the_line(slices):
 
     pipe = ml.pipeline([first, wrong], slices=slices, num_microbatches=3)
     step = pipe.train_step(loss_fn, SGD)
-    with pytest.raises(TraceError) as caught:
+    with pytest.raises(TraceError, match="table") as caught:
         step(step.init(weights()), *batch(6))
     assert 'return x @ params["table"]' in str(caught.value.where)
 
