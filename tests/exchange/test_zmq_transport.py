@@ -434,7 +434,7 @@ def test_a_peer_that_is_killed_is_reported_within_seconds(bind):
             start = time.monotonic()
             also = ", or it was silent for 10 s" if key else ""
             assert receive(one) == [(1, LinkFailure("the connection broke" + also))]
-            assert time.monotonic() - start < 5
+            assert time.monotonic() - start < 9  # not by its silence
         with pytest.raises(PeerLostError, match="the connection broke"):
             one.send(1, "hello")
 
@@ -567,7 +567,7 @@ def test_closing_towards_nobody_ends_in_time(tmp_path):
     one.send(1, data(np.zeros(1_000_000)), Lane.BULK)
     start = time.monotonic()
     one.close()
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 20  # not for ever
     one.close()
     one.wake()
 

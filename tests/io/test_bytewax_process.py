@@ -32,7 +32,7 @@ from timelyml.testing import eventually
 
 pytest.importorskip("bytewax", reason="no wheels for this Python")
 
-WITHIN_S = 5.0
+WITHIN_S = 15.0
 
 
 def sending(items, *, fn=None, batch_size=1):
@@ -268,7 +268,7 @@ def test_a_killed_process_fails_the_run_with_its_name_within_seconds(cluster, tm
     killed = time.monotonic()
     os.kill(process, signal.SIGKILL)
     with pytest.raises(PeerError, match="process 0 of 'tokens' was killed by SIGKILL"):
-        run.result(timeout_s=20)
+        run.result(timeout_s=50)
     assert time.monotonic() - killed < WITHIN_S
 
 

@@ -20,7 +20,8 @@ from timelyml.errors import DeadlineError, PeerError
 from timelyml.exchange import CONTROLLER, ZmqTransport
 
 TIMEOUT_S = 60.0
-SOON_S = 5.0  # within seconds
+SILENCE_S = 60.0  # in which a peer that is gone would be noticed at the latest
+SOON_S = 20.0  # long before that, on a machine that does something else too
 
 
 def flow_of(fn, data=range(4), num_shards=2):
@@ -111,7 +112,7 @@ def test_nothing_is_left_of_a_closed_cluster(monkeypatch, tmp_path):
 
 
 def test_a_killed_worker_ends_every_run_within_seconds_and_is_replaced(tmp_path):
-    with Cluster(2) as cluster:
+    with Cluster(2, heartbeat_timeout_s=SILENCE_S) as cluster:
         ids = process_ids(cluster)
         here = tmp_path / "here"
         run = cluster.start(flow_of(announced(here)))
@@ -175,7 +176,7 @@ def test_a_broken_link_between_workers_ends_every_run_and_both_are_replaced():
             sequences[:] = [sequence + 1 for sequence in sequences]
         return x
 
-    with Cluster(2) as cluster:
+    with Cluster(2, heartbeat_timeout_s=SILENCE_S) as cluster:
         ids = process_ids(cluster)
         match = (
             rf"worker 1 \(pid {ids[1]}\) lost its link from worker 0 \(pid {ids[0]}\)"
@@ -194,7 +195,7 @@ def test_a_worker_that_hears_no_more_of_the_controller_leaves_and_is_replaced():
         transport_of_this_worker()._inbox.wrong[CONTROLLER] = "it was cut"
         return x
 
-    with Cluster(2) as cluster:
+    with Cluster(2, heartbeat_timeout_s=SILENCE_S) as cluster:
         ids = process_ids(cluster)
         match = rf"worker 0 \(pid {ids[0]}\) exited with code 3"
         broken = time.monotonic()
@@ -206,7 +207,7 @@ def test_a_worker_that_hears_no_more_of_the_controller_leaves_and_is_replaced():
 
 
 def test_a_stopped_worker_is_given_up_after_its_heartbeat_timeout(tmp_path):
-    with Cluster(2, heartbeat_timeout_s=1.0) as cluster:
+    with Cluster(2, heartbeat_timeout_s=3.0) as cluster:
         ids = process_ids(cluster)
         here = tmp_path / "here"
         run = cluster.start(flow_of(announced(here), data=[1]))

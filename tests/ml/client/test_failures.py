@@ -23,7 +23,8 @@ from timelyml.ml.programs import program
 from timelyml.testing.leftovers import Leftovers, eventually
 
 TIMEOUT_S = 60.0
-SOON_S = 5.0
+SILENCE_S = 60.0  # in which a worker that is gone would be noticed at the latest
+SOON_S = 20.0  # long before that
 
 
 def process_of(client, worker):
@@ -47,7 +48,8 @@ def started_gate(directory):
 
 
 def test_a_killed_worker_takes_its_island_with_it_and_no_other(tmp_path):
-    with local(islands=2, devices_per_island=2) as client:
+    options = {"islands": 2, "devices_per_island": 2}
+    with local(**options, heartbeat_timeout_s=SILENCE_S) as client:
         here = client.slice({"data": 2}, island="island-0")
         there = client.slice({"data": 2}, island="island-1")
         x = client.put(np.ones(4, np.float32), here.sharding(P("data")))

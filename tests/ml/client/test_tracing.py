@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from timelyml import ml
 
 PACE_S = 0.02
-SOON_S = 1.0
+SOON_S = 10.0
 """A launch begins a moment before its devices do; longer if others take the core."""
 
 
