@@ -175,14 +175,15 @@ def test_one_microbatch_for_two_stages_will_do(pipe, schedule):
     assert_same(ours, unpipelined(SGD, weights(), batches))
 
 
+def tied_loss(params, tokens, target):
+    both = [params["first"], {**params["last"], "table": params["first"]["table"]}]
+    return in_one_piece(both, tokens, target)
+
+
 def test_shared_weights_have_one_gradient_and_one_state_of_the_optimiser(slices):
     batches = [batch(6, seed) for seed in range(3)]
     params = weights()
     params[1]["table"] = params[0]["table"]
-
-    def tied_loss(params, tokens, target):
-        both = [params["first"], {**params["last"], "table": params["first"]["table"]}]
-        return in_one_piece(both, tokens, target)
 
     pipe = ml.pipeline(
         [first, last],
@@ -221,6 +222,55 @@ def test_replicas_on_two_islands_train_as_one(client):
     ours, theirs = (jax.tree.leaves(each.params) for each in state.replicas)
     for one, other in zip(ours, theirs, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def clipping(limit):
+    return optax.chain(optax.clip_by_global_norm(limit), SGD)
+
+
+@pytest.mark.parametrize("limit", [0.05, 100.0])
+def test_gradients_are_clipped_by_the_norm_of_all_stages(pipe, limit):
+    batches = [batch(6, seed) for seed in range(3)]
+    step = pipe.train_step(loss_fn, SGD, clip_norm=limit)
+    expected = unpipelined(clipping(limit), weights(), batches)
+    assert_same(pipelined(step, weights(), batches), expected)
+    freely = unpipelined(SGD, weights(), batches)
+    moved = np.abs(freely[1][0]["mix"] - expected[1][0]["mix"]).max()
+    assert (moved > 100 * TOLERANCE) == (limit < 1)
+
+
+def test_replicas_are_clipped_alike_and_shared_weights_count_once(client):
+    batches, limit = [batch(8, seed) for seed in range(2)], 0.05
+    params = weights()
+    params[1]["table"] = params[0]["table"]
+    pipe = ml.pipeline(
+        [first, last],
+        slices=[
+            [client.slice({"data": 1}, island=f"island-{i}") for _ in range(2)]
+            for i in range(2)
+        ],
+        num_microbatches=2,
+        tied=[[(0, "table"), (-1, "table")]],
+    )
+    step = pipe.train_step(loss_fn, SGD, clip_norm=limit)
+    state, losses = step.init(params), []
+    for each in batches:
+        state, loss = step(state, *each)
+        losses.append(float(loss))
+    tree = {"first": params[0], "last": {"mix": params[1]["mix"]}}
+    expected, whole = unpipelined(clipping(limit), tree, batches, tied_loss)
+    assert_same(
+        (losses, [state.params[0], state.params[1]["mix"]]),
+        (expected, [whole["first"], whole["last"]["mix"]]),
+    )
+    ours, theirs = (jax.tree.leaves(each.params) for each in state.replicas)
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_norm_that_nothing_can_be_clipped_to_is_refused(pipe):
+    with pytest.raises(ConfigError, match=r"got 0; expected a number above 0"):
+        pipe.train_step(loss_fn, SGD, clip_norm=0)
 
 
 def test_rows_are_cut_over_the_devices_of_a_stage(client):
@@ -338,7 +388,8 @@ def test_a_loss_that_is_a_mean_is_refused(pipe):
 
 def test_an_optimiser_that_looks_across_stages_is_refused_and_others_are_not(pipe):
     clipped = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.1))
-    with pytest.raises(ConfigError, match=r"stage 0 depends on gradients .* \[1\]"):
+    says = r"stage 0 depends on gradients .* \[1\].*; leave that clipping to clip_norm="
+    with pytest.raises(ConfigError, match=says):
         pipe.train_step(loss_fn, clipped).init(weights())
     each = optax.chain(optax.clip(1.0), optax.clip_by_block_rms(1.0), optax.adamw(0.1))
     pipe.train_step(loss_fn, each).init(weights())

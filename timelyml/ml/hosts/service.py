@@ -163,7 +163,10 @@ class HostService:
         said = self._executor.advance()
         now_s = self._site.clock()
         self._untold.add((each for each in said if isinstance(each, Over)), now_s)
-        others = [each for each in said if not isinstance(each, Over)]
+        for each in said:
+            if isinstance(each, tuple):  # first, as a device of a peer may wait for it
+                self._send(*each)
+        others = [each for each in said if not isinstance(each, Over | tuple)]
         # What else is told comes after the launches that were over before.
         if (
             others
@@ -172,10 +175,7 @@ class HostService:
         ):
             self._report()
         for each in others:
-            if isinstance(each, tuple):
-                self._send(*each)
-            else:
-                self._site.send(CONTROLLER, each, Lane.CONTROL)
+            self._site.send(CONTROLLER, each, Lane.CONTROL)
         return bool(said)
 
     def has_work(self) -> bool:

@@ -31,7 +31,8 @@ from timelyml.ml.pipeline.simulate import (
     peak_by_stage,
     simulate,
 )
-from timelyml.ml.pipeline.training import ReplicaState, TrainState, TrainStep
+from timelyml.ml.pipeline.state import ReplicaState, TrainState
+from timelyml.ml.pipeline.training import TrainStep
 from timelyml.ml.pipeline.validate import Fault, find_faults, needed_depth, validate
 
 __all__ = [

@@ -21,7 +21,8 @@ from timelyml.ml.pipeline.schedules import (
     zb_h1,
     zbv,
 )
-from timelyml.ml.pipeline.training import Layout, TrainStep
+from timelyml.ml.pipeline.state import Layout
+from timelyml.ml.pipeline.training import TrainStep
 from timelyml.ml.pipeline.tying import Place
 from timelyml.ml.pipeline.validate import validate
 
@@ -71,6 +72,7 @@ class Pipeline:
         optimiser: optax.GradientTransformation,
         *,
         pad_rows: bool = False,
+        clip_norm: float | None = None,
     ) -> TrainStep:
         """Return a function that trains the pipeline by a batch.
 
@@ -84,8 +86,16 @@ class Pipeline:
                 a few shapes are compiled whatever the sizes. Stages must then treat rows
                 by themselves, and the loss is `loss_fn(y, target, is_row)` with a mask
                 `(rows,) bool` of those that are real.
+            clip_norm: Clip gradients by the norm of those of all stages, as
+                `optax.clip_by_global_norm` does for one program. No stage is updated
+                before all have their gradients.
+
+        Raises:
+            ConfigError: `clip_norm` is no number above 0.
         """
-        return TrainStep(self._layout, loss_fn, optimiser, pad_rows=pad_rows)
+        return TrainStep(
+            self._layout, loss_fn, optimiser, pad_rows=pad_rows, clip_norm=clip_norm
+        )
 
 
 def pipeline(

@@ -2,14 +2,15 @@
 
 Each stage runs the optimiser on its own weights, where they are. That equals the
 optimiser over the whole model only if no update of a stage looks at another stage's
-gradients; a transformation that does, such as clipping by the global norm, is refused.
+gradients; a transformation that does is refused. Clipping by the global norm, which few
+models can do without, is done in `clipping.py`, from a norm over all stages.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -65,27 +66,13 @@ def update(
     position of the weight that they share. Weights and state are destroyed, and the
     gradients unless they are kept for others.
     """
-    specs = jax.tree.map(lambda leaf: partition_spec(leaf.spec or ()), params)
+    specs = specs_of(params)
 
     def end(
         params: Any, state: Any, gradients: Any, shared: Any, count: Any
     ) -> tuple[Any, Any, Any]:
-        tree = jax.tree.structure(params)
-        columns = zip(*map(jax.tree.leaves, gradients), strict=True)
-        leaves = [functools.reduce(operator.add, each) for each in columns]
-        for position, added in shared.items():
-            leaves[position] = functools.reduce(operator.add, added, leaves[position])
-        divided = [leaf / jnp.maximum(count, 1).astype(leaf.dtype) for leaf in leaves]
-        own = without(params, borrowed)
-        mean = without(jax.tree.unflatten(tree, divided), borrowed)
-        changes, state = optimiser.update(mean, state, own)
-        fresh = iter(jax.tree.leaves(optax.apply_updates(own, changes)))
-        new = [
-            leaf if i in borrowed else next(fresh)
-            for i, leaf in enumerate(jax.tree.leaves(params))
-        ]
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        return jax.tree.unflatten(tree, new), state, zeros
+        mean = mean_of(gradients, shared, count, borrowed)
+        return applied(optimiser, borrowed, params, state, mean)
 
     end.__name__ = end.__qualname__ = "update"
     donated = (0, 1) if keeps_gradients else (0, 1, 2)
@@ -93,6 +80,43 @@ def update(
         end, slice=slice_, donate_argnums=donated, out_shardings=(specs, None, specs)
     )
     return function
+
+
+def mean_of(
+    gradients: Sequence[Any],
+    shared: Mapping[int, Sequence[Any]],
+    count: Any,
+    borrowed: set[int],
+) -> Any:
+    """Sum the gradients of replicas and of tied weights, divide, and drop borrowed ones."""
+    tree = jax.tree.structure(gradients[0])
+    columns = zip(*map(jax.tree.leaves, gradients), strict=True)
+    leaves = [functools.reduce(operator.add, each) for each in columns]
+    for position, added in shared.items():
+        leaves[position] = functools.reduce(operator.add, added, leaves[position])
+    divided = [leaf / jnp.maximum(count, 1).astype(leaf.dtype) for leaf in leaves]
+    return without(jax.tree.unflatten(tree, divided), borrowed)
+
+
+def applied(
+    optimiser: optax.GradientTransformation,
+    borrowed: set[int],
+    params: Any,
+    state: Any,
+    mean: Any,
+) -> tuple[Any, Any, Any]:
+    """Run the optimiser; return weights, its state, and zeros in place of gradients."""
+    own = without(params, borrowed)
+    changes, state = optimiser.update(mean, state, own)
+    fresh = iter(jax.tree.leaves(optax.apply_updates(own, changes)))
+    leaves, tree = jax.tree.flatten(params)
+    new = [leaf if i in borrowed else next(fresh) for i, leaf in enumerate(leaves)]
+    return jax.tree.unflatten(tree, new), state, jax.tree.map(jnp.zeros_like, params)
+
+
+def specs_of(params: Any) -> Any:
+    """Return how weights given as handles are cut."""
+    return jax.tree.map(lambda leaf: partition_spec(leaf.spec or ()), params)
 
 
 def check_optimiser(
@@ -136,7 +160,7 @@ def _refuse_others(
             f"the optimiser cannot run stage by stage; got one whose update of stage "
             f"{mine} depends on gradients of stages {sorted(stages - {mine})}, as when "
             f"clipping by the global norm; expected one that treats leaves or stages "
-            f"alone; clip each value, or leave it out",
+            f"alone; leave that clipping to clip_norm=, and other such rules out",
             option="optimiser",
         )
 
