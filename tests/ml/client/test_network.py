@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -154,6 +155,30 @@ def test_values_beyond_what_a_client_may_hold_are_refused_and_others_are_not(cli
     with client.another() as other:
         t = other.slice({"x": 1})
         np.testing.assert_array_equal(other.put(ARRAY, t.sharding()), ARRAY)
+
+
+def test_what_a_loop_holds_counts_as_what_its_client_does(client):
+    s = client.slice({"x": 1})
+    add = ml.jit(lambda i, x, y: (i + 1, x + y[: x.size]), slice=s)
+    less = ml.jit(lambda i: i < 3, slice=s)
+
+    def with_loop(num_times):
+        many = ml.jit(lambda x: jnp.tile(x, num_times), slice=s)
+
+        @ml.program
+        def run(x):
+            y = many(x)
+            return ml.while_loop(lambda c: less(c[0]), lambda c: add(*c, y), (0, x))[1]
+
+        return run
+
+    x = client.put(ARRAY, s.sharding())
+    np.testing.assert_array_equal(with_loop(5)(x), ARRAY * 4)
+    with pytest.raises(AdmissionError, match=r"may not hold so much; got 720,0\d\d"):
+        with_loop(9)(x).result()
+    (used,) = [each for each in client.usage() if each.client == client._number]
+    # What the loops held is gone, the results of the program perhaps not yet.
+    assert ARRAY.nbytes <= used.device_bytes < 5 * ARRAY.nbytes
 
 
 @pytest.mark.parametrize("wish", [{"priority": 1.5}, {"weight": 0}, {"priority": True}])

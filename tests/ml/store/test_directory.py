@@ -195,3 +195,23 @@ def test_what_only_a_call_needs_has_no_holder():
     directory.use(entry)
     assert (entry.owner, entry.producer, entry.num_references) == (NOBODY, "call 7", 1)
     assert deleted(directory.unuse(entry)) == [made.number]
+
+
+def test_what_a_call_holds_between_its_parts_is_charged_to_its_client():
+    directory = Directory()
+    held, failed, left = (buffer(count, 8, "slice") for count in (5, 6, 7))
+    entries = [
+        directory.promise(NOBODY, each, "call 7") for each in (held, failed, left)
+    ]
+    for entry in entries:
+        directory.use(entry)
+        directory.charge(entry, ME)
+        assert entry.owner == ME
+    assert directory.held_bytes(ME) == 3 * held.type.size_bytes
+    directory.fail([failed.number], b"no")
+    assert entries[1].owner == NOBODY
+    assert deleted(directory.unuse(entries[0])) == [held.number]
+    assert directory.held_bytes(ME) == left.type.size_bytes
+    directory.leave(ME)
+    assert deleted(directory.unuse(entries[2])) == [left.number]
+    assert (directory.held_bytes(ME), entries[2].owner) == (0, NOBODY)

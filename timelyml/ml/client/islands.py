@@ -39,7 +39,8 @@ class IslandOptions(TypedDict, total=False):
         max_calls_per_client: Calls of a client that are not over; 1024. Clients wait
             before they go beyond it.
         max_bytes_per_client: Bytes of the values that a client may hold, each counted
-            once; without limit. More is an `AdmissionError` of what would be made.
+            once, those that its loops hold between two parts too; without limit. More is
+            an `AdmissionError` of what would be made.
         environment: Variables of the workers, on top of the usual ones.
         paced_s: For experiments with more hosts than there are cores: devices compute
             nothing, hold for the seconds stated for a function's name, and return zeros.

@@ -86,11 +86,11 @@ class Buffers:
         self.held: dict[int, _Held] = {}
         self._next_number = 1
 
-    def numbers(self, count: int) -> int:
-        """Return the first of so many numbers that no buffer has."""
+    def numbers(self, count: int) -> range:
+        """Return so many numbers that no buffer has."""
         first = self._next_number
         self._next_number += count
-        return first
+        return range(first, self._next_number)
 
     def put(self, client: int, put: Put) -> None:
         """Bring a host array to the hosts of a slice; tell if that cannot be."""
@@ -181,7 +181,7 @@ class Buffers:
 
     def transfer(self, source: Entry, slice_: SliceRecord, spec: Spec) -> Entry:
         """Have a buffer that is like another, but lies elsewhere or otherwise."""
-        number, array_type = self.numbers(1), source.buffer.type
+        (number,), array_type = self.numbers(1), source.buffer.type
         buffer = slice_.new_buffer(number, array_type, spec, "moved")
         target = self.add(NOBODY, buffer, source.producer)
         self._sources[number] = source
@@ -212,7 +212,7 @@ class Buffers:
 
     def _fetch(self, entry: Entry, client: int) -> None:
         buffer, number = entry.buffer, entry.buffer.number
-        request = self.numbers(1)
+        (request,) = self.numbers(1)
         owners: dict[Any, int] = {}
         for host, box in self._held(buffer):
             owners.setdefault(box, host)

@@ -76,6 +76,9 @@ class FlowRun:
 
     def begin(self) -> None:
         """Take the first steps."""
+        for number in self._own:  # which the client does not hold any more
+            entry = self.record.held[number]
+            self._buffers.directory.charge(entry, self.record.client)
         inputs = [each.buffer.number for each in self.record.args]
         self.advance(self.open(self._known.whole.flow, "", inputs, self._land))
 
@@ -171,7 +174,7 @@ class FlowRun:
 
     def failed(self, values: Sequence[Value], error: bytes) -> list[int]:
         """Return buffers that will never be, which count for who asks."""
-        outs = self._numbers(len(values))
+        outs = list(self._buffers.numbers(len(values)))
         for buffer in self._parts.outputs(outs, values, self._known.name):
             self._fail(buffer, error)
         self.hold(outs)
@@ -254,7 +257,7 @@ class FlowRun:
         numbers = [frame.env[name] for name in step.inputs]
         is_last = [frame.uses_left[name] == 1 for name in step.inputs]
         values = [step.program.value(ref) for ref in step.program.results]
-        outs = self._numbers(len(values))
+        outs = list(self._buffers.numbers(len(values)))
         outputs = self._parts.outputs(outs, values, self._known.name)
         try:
             part = self._part(
@@ -286,15 +289,16 @@ class FlowRun:
         matrix: Any = None,
     ) -> Work:
         args = [self.record.held[number] for number in numbers]
-        may_donate = self._buffers.directory.may_donate
-        taken = {
+        client, may_donate = self.record.client, self._buffers.directory.may_donate
+        passing = [
             position
             for position, number in enumerate(numbers)
-            if is_last[position]
-            and number in self._own
-            and self._counts[number] == 1
-            and may_donate(self.record.client, args[position])
-        }
+            if is_last[position] and number in self._own and self._counts[number] == 1
+        ]
+        if not self._is_landed:  # else it makes what the client was charged for before
+            passed = (numbers[position] for position in passing)
+            self._buffers.admission.check_bytes(client, outputs, passed)
+        taken = {each for each in passing if may_donate(client, args[each])}
         known = self._known.parts[identity]
         return self._parts.part(
             self.record, known, args, outputs, taken, where=where, matrix=matrix
@@ -381,13 +385,10 @@ class FlowRun:
             self.is_over = True
             self._dispatch.settle(self.record)
 
-    def _numbers(self, count: int) -> list[int]:
-        first = self._buffers.numbers(count)
-        return list(range(first, first + count))
-
     def _add(self, buffer: Buffer, producer: str | None = None) -> Entry:
         """Make a buffer known that is the flow's own."""
         entry = self._buffers.add(NOBODY, buffer, producer)
+        self._buffers.directory.charge(entry, self.record.client)
         self._buffers.directory.use(entry)
         self.record.held[buffer.number] = entry
         self._own.add(buffer.number)

@@ -250,8 +250,8 @@ class ObjectInfo:
     Attributes:
         name: The client that made it, and its count.
         label: What it is: of which call it is which result.
-        owner: The client that it is charged to; None once it belongs to a name, or only
-            to calls under way.
+        owner: The client that it is charged to, be it for a loop of its; None once it
+            belongs to a name, or only to launches under way.
         names: Those under which it is published.
         state: "pending", "ready" or "failed".
         spec: How it is sharded over its slice.

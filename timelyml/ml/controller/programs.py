@@ -146,7 +146,7 @@ class Programs:
             for number, entry in enumerate(work.args)
             if entry.error is not None
         )
-        first_move = self._buffers.numbers(len(work.lowered.moves))
+        first_move = self._buffers.numbers(len(work.lowered.moves)).start
         work.run = Run(
             work.program,
             work.cut.number,

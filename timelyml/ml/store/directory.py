@@ -38,6 +38,7 @@ class Entry:
         num_uses: Calls under way that make or take it, and fetches of it.
         num_exports: Those of them that read it on the host, at a time of their own.
         waiters: Clients that are to hear when it is there.
+        charged: The client whose call holds it between its parts, if one does.
     """
 
     buffer: Buffer
@@ -50,6 +51,7 @@ class Entry:
     num_uses: int = 0
     num_exports: int = 0
     waiters: set[int] = field(default_factory=set)
+    charged: int = NOBODY
 
     @property
     def is_wanted(self) -> bool:
@@ -65,10 +67,13 @@ class Entry:
     def owner(self) -> int:
         """The client that it is charged to; `NOBODY` once it belongs to a name or a call.
 
-        That is its maker, or who opened it first of those that still hold it.
+        That is its maker, or who opened it first of those that still hold it, or whose
+        loop does.
         """
-        if self.names or not self.holders:
+        if self.names:
             return NOBODY
+        if not self.holders:
+            return self.charged
         return self.client if self.client in self.holders else next(iter(self.holders))
 
 
@@ -140,6 +145,11 @@ class Directory:
             self._count(entry, [client], 1)
         return entry
 
+    def charge(self, entry: Entry, client: int) -> None:
+        """Charge a client for a buffer that a call of its holds between its parts."""
+        entry.charged = client
+        self._count(entry, [client], 1)
+
     def use(self, entry: Entry, *, is_exported: bool = False) -> None:
         """Keep a buffer until `unuse`."""
         entry.num_uses += 1
@@ -189,6 +199,9 @@ class Directory:
         """Drop all that a client that is gone still held."""
         numbers = sorted(self._by_client.get(client, ()))
         found = [each for number in numbers for each in self.give_up(client, number)]
+        for entry in self._entries.values():
+            if entry.charged == client:
+                entry.charged = NOBODY  # its calls come to their end by themselves
         self._by_client.pop(client, None)
         self._held_bytes.pop(client, None)
         return found
@@ -316,12 +329,18 @@ class Directory:
 
     def _set_failed(self, entry: Entry, error: bytes) -> None:
         self._count(entry, entry.holders, -1)
+        self._uncharge(entry)
         entry.state, entry.error = BufferState.FAILED, error
 
     def _count(self, entry: Entry, clients: Iterable[int], sign: int) -> None:
         if entry.state is not BufferState.FAILED:
             for client in clients:
                 self._held_bytes[client] += sign * entry.buffer.type.size_bytes
+
+    def _uncharge(self, entry: Entry) -> None:
+        if entry.charged != NOBODY:
+            self._count(entry, [entry.charged], -1)
+            entry.charged = NOBODY
 
     def _tell(self, entry: Entry) -> list[DirectoryEffect]:
         if not entry.waiters:
@@ -332,6 +351,7 @@ class Directory:
     def _deleted(self, entry: Entry) -> list[DirectoryEffect]:
         if entry.is_wanted or self._entries.pop(entry.buffer.number, None) is None:
             return []
+        self._uncharge(entry)
         return [Delete(entry.buffer)]
 
 
