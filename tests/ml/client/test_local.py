@@ -25,6 +25,7 @@ from timelyml.errors import (
     ConfigError,
     DeadlineError,
     HandleError,
+    RunStoppedError,
     SliceError,
     WireError,
 )
@@ -608,3 +609,28 @@ def test_calls_that_run_far_ahead_give_each_value_that_somebody_holds(make_slice
         for _ in range(count + 1):
             wanted = wanted + wanted.mean()
         np.testing.assert_array_equal(np.asarray(value), wanted)
+
+
+def test_a_cancelled_call_leaves_those_alone_that_travel_with_it(
+    client, make_slice, monkeypatch
+):
+    monkeypatch.setattr("timelyml.ml.client.ahead.MIN_UNDER_WAY", 0)
+    slice_ = make_slice(1)
+    double, add = (jit(f, slice=slice_) for f in (lambda x: x * 2, lambda x: x + 1))
+    x = client.put(np.ones(2, np.float32), slice_.sharding())
+
+    def calls():
+        client._inbox.pace_s = 1e-4
+        mine, other = double(x), add(x)
+        return mine, add(mine), other
+
+    for _ in range(2):  # what comes again is one program
+        jax.block_until_ready(calls())
+    slice_.suspend()
+    *cancelled, other = calls()
+    client.cancel(cancelled[0])
+    slice_.resume()
+    for each in cancelled:
+        with pytest.raises(RunStoppedError, match="a call was cancelled"):
+            each.result(timeout_s=TIMEOUT_S)
+    np.testing.assert_array_equal(other.result(TIMEOUT_S), [2.0, 2.0])

@@ -10,6 +10,7 @@ from tests.ml.controller.test_core import fates, num_over
 from tests.ml.controller.world import FLOAT, World, computation, failure, text_of
 from timelyml.errors import PeerError
 from timelyml.ml.controller import CallProgram, Fetch, Register, RegisterProgram
+from timelyml.ml.controller.messages import CancelCalls
 from timelyml.ml.functions import LogicalMesh
 from timelyml.ml.hosts import LoadProgram, Orders
 from timelyml.ml.programs import Arg, Call, Place, Program, Ref, SliceNode, Value
@@ -50,14 +51,17 @@ class Traced:
         found = set().union(*(self.ancestors[ref.node] for ref in operands))
         self.ancestors.append(found | {made.identity})
 
-    def register(self, client, number, *, is_sequential=False, given=()):
+    def register(
+        self, client, number, *, is_sequential=False, given=(), is_collected=False
+    ):
         for _, call in self.program.calls():
             pickled = pickle.dumps(call.computation)
             message = Register(call.computation.identity, call.slice, pickled)
             self.world.computations[call.computation.identity] = call.computation
             self.world.say(client, message)
         pickled = pickle.dumps(self.program)
-        self.world.say(client, RegisterProgram(number, pickled, given, is_sequential))
+        message = RegisterProgram(number, pickled, given, is_sequential, is_collected)
+        self.world.say(client, message)
 
     def call(self, client, number, inputs):
         outs = tuple(self.world.buffer(client) for _ in self.outputs)
@@ -76,6 +80,33 @@ class Traced:
                     texts.add(f"{each.split()[0]} failed")
             found.append(texts)
         return found
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("is_collected", [False, True])
+def test_of_calls_that_travel_together_only_what_is_meant_is_cancelled(
+    seed, is_collected
+):
+    world = World(seed)
+    slice_ = world.slice(1, 2, "b")
+    traced = Traced(world, "f", [slice_], num_calls=6)
+    traced.register(1, 1, is_collected=is_collected)
+    inputs = [world.put(slice_) for _ in traced.inputs]
+    outs = traced.call(1, 1, inputs)  # hosts have compiled nothing yet
+    (later,), _ = world.call("g", slice_, [outs[0]])
+    world.say(1, CancelCalls((outs[0],)))
+    world.settle()
+
+    results = list(dict.fromkeys(traced.results))
+    maker = traced.nodes[results[0].node].computation.identity
+    for out, ref in zip(outs, results, strict=True):
+        is_meant = maker in traced.ancestors[ref.node] or not is_collected
+        assert ("a call was cancelled" in str(fates(world)[out])) is is_meant
+        assert is_meant or fates(world)[out] is None
+    assert "a call was cancelled" in fates(world)[later]
+    world.release((*inputs, *outs, later))
+    world.settle()
+    check_nothing_is_left(world)
 
 
 def mesh_of(given):

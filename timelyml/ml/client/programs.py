@@ -108,8 +108,8 @@ class Programs:
         ]
 
     def register(self, program: Program) -> int:
-        """Have a program ready whose inputs are handles; return its number."""
-        return self._register(program, "parallel").number
+        """Have calls ready that are to travel as a program; return its number."""
+        return self._register(program, "parallel", is_collected=True).number
 
     def _input(
         self,
@@ -131,7 +131,9 @@ class Programs:
         array = _as_it_was(source, operands)
         return self._caller.put_array(array, slice_, value.type, value.spec or ())
 
-    def _register(self, traced: Program, dispatch: str) -> _Registered:
+    def _register(
+        self, traced: Program, dispatch: str, *, is_collected: bool = False
+    ) -> _Registered:
         names = [each.name for each in traced.slices]
         places = {name: _place(self._slices[name]) for name in names}
         program = run_passes(traced, places).program
@@ -156,7 +158,9 @@ class Programs:
         number = next(self._numbers)
         is_sequential = dispatch == "sequential"
         pickled = pickle.dumps(flow or program)
-        self._caller.send(RegisterProgram(number, pickled, given, is_sequential))
+        self._caller.send(
+            RegisterProgram(number, pickled, given, is_sequential, is_collected)
+        )
         refs = outputs_of(program)
         values = [program.value(ref) for ref in refs]
         return _Registered(

@@ -295,12 +295,14 @@ class Core:
 
     def _cancel_makers(self, client: int, numbers: Iterable[int]) -> None:
         """Drop what is not ordered of the work of a client that makes buffers."""
-        entries = (self.buffers.directory.get(number) for number in numbers)
-        names = {entry.producer for entry in entries if entry is not None}
+        found = map(self.buffers.directory.get, numbers)
+        entries = [entry for entry in found if entry is not None]
         stopped = RunStoppedError("a call was cancelled; got that of its client")
+        error = pack_error(stopped)
+        names = {entry.producer for entry in entries}
+        names -= self._programs.collected.cancel(client, entries, error)
         self.dispatch.cancel(
-            lambda work: work.client == client and work.program in names,
-            pack_error(stopped),
+            lambda work: work.client == client and work.program in names, error
         )
 
     def _drop_slice(self, client: int, name: str) -> None:

@@ -181,6 +181,7 @@ class Known:
     Attributes:
         program: With its transfers.
         given: Those of its inputs that a call gives away.
+        is_collected: Whether it is calls that have nothing else in common.
         slices: All that it uses.
         inputs: What a call has to bring.
         outputs: What it computes.
@@ -194,6 +195,7 @@ class Known:
     program: Program
     dispatch: Dispatch
     given: tuple[int, ...]
+    is_collected: bool = False
     slices: tuple[str, ...] = ()
     inputs: list[Input] = field(default_factory=list)
     outputs: list[Value] = field(default_factory=list)
@@ -277,6 +279,12 @@ class Ancestry:
         self._maker = {
             slot: each for each in _launches(lowered) for slot in each.outputs
         }
+
+    def maker(self, output: int) -> int | None:
+        """Return the gang that makes an output; None of one that is an input."""
+        slot = self._outputs[output]
+        launch = self._maker.get(self._origin.get(slot, slot))
+        return None if launch is None else launch.gang
 
     def of(self, output: int) -> tuple[set[int], list[int]]:
         """Return the inputs, and the gangs in their order, that an output depends on."""

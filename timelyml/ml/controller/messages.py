@@ -92,12 +92,14 @@ class RegisterProgram:
         pickled: The `Program`, after all passes.
         given: Those of its inputs that a call gives away.
         is_sequential: Whether a computation waits for the end of those before it.
+        is_collected: Whether it is calls that only travel together.
     """
 
     program: int
     pickled: bytes
     given: tuple[int, ...]
     is_sequential: bool
+    is_collected: bool = False
 
 
 @dataclass(frozen=True, slots=True)

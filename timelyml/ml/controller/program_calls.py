@@ -14,7 +14,7 @@ from timelyml.ml.store import Entry
 from timelyml.runtime.failure import placed_error
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class ProgramRecord:
     """A call of a program that is not over.
 

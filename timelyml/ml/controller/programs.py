@@ -14,6 +14,7 @@ from typing import Any
 from timelyml.errors import HandleError, ProgramError, TimelyError
 from timelyml.ml.controller.buffers import Buffers, no_such_slice
 from timelyml.ml.controller.code import Code
+from timelyml.ml.controller.collected import Collected
 from timelyml.ml.controller.cuts import Ancestry, Cut, Known
 from timelyml.ml.controller.dispatching import Dispatch
 from timelyml.ml.controller.flow_calls import KnownFlow
@@ -41,6 +42,9 @@ class Programs:
         buffers: Those that calls take and make.
         code: Computations that are registered.
         outbox: Takes what hosts are told.
+
+    Attributes:
+        collected: Those that are calls which only travel together.
     """
 
     def __init__(
@@ -60,14 +64,18 @@ class Programs:
         self._known: dict[tuple[int, int], Known | KnownFlow] = {}
         self._cut_numbers = itertools.count(1)
         self._call_numbers = itertools.count(1)
+        self.collected = Collected(buffers, outbox)
         self._flows = Flows(dispatch, buffers, slices, self)
 
     def register(self, client: int, message: RegisterProgram) -> None:
         """Learn a program."""
         when = When.SEQUENTIAL if message.is_sequential else When.PARALLEL
         program = pickle.loads(message.pickled)  # noqa: S301 - of an authenticated client
-        make = KnownFlow if isinstance(program, WholeFlow) else Known
-        self._known[client, message.program] = make(program, when, message.given)
+        self._known[client, message.program] = (
+            KnownFlow(program, when, message.given)
+            if isinstance(program, WholeFlow)
+            else Known(program, when, message.given, message.is_collected)
+        )
 
     def forget_slice(self, slice_name: str) -> None:
         """Drop the programs that use a slice which is gone."""
@@ -246,6 +254,8 @@ class Programs:
             if directory.may_donate(client, args[number])
         ]
         work = self._record(client, known, args, outputs, taken)
+        if known.is_collected:
+            self.collected.add(work)
         self._dispatch.start(work, outputs)
 
     def part(
