@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import zmq
@@ -18,6 +19,8 @@ import zmq
 from timelyml import Cluster, Dataflow
 from timelyml.errors import DeadlineError, PeerError
 from timelyml.exchange import CONTROLLER, ZmqTransport
+from timelyml.runtime import launch_processes
+from timelyml.runtime.launch_processes import ProcessLauncher
 
 TIMEOUT_S = 60.0
 SILENCE_S = 60.0  # in which a peer that is gone would be noticed at the latest
@@ -291,6 +294,29 @@ def test_a_worker_that_was_stopped_before_it_came_is_named_as_stopped(tmp_path):
         ),
     ):
         cluster.run(flow_of(lambda x: x))
+
+
+def test_a_worker_that_is_stopped_before_it_comes_is_not_waited_for(tmp_path):
+    stop = "os.kill(os.getpid(), signal.SIGSTOP)"
+    environment = at_start(tmp_path, stop)
+    options = {"heartbeat_timeout_s": 0.5, "startup_timeout_s": 10 * TIMEOUT_S}
+    with (
+        Cluster(1, environment=environment, **options) as cluster,
+        pytest.raises(
+            PeerError, match=r"worker 0 never came; it is stopped .* process \d+; got"
+        ),
+    ):
+        cluster.start(flow_of(lambda x: x)).result(TIMEOUT_S)
+
+
+def test_what_a_worker_says_that_was_let_go_alarms_nobody(capsys):
+    said = b"terminate called without an active exception\n"
+    launcher = SimpleNamespace(_read=lambda fd: said)
+    for is_dismissed in (False, True):
+        child = launch_processes._Child(0, None, -1, None, is_dismissed=is_dismissed)
+        ProcessLauncher._read_stderr(launcher, child, 0, None)
+        assert child.tail == said
+        assert capsys.readouterr().err == ("" if is_dismissed else said.decode())
 
 
 def test_an_interrupt_of_a_worker_that_is_still_starting_does_nothing(tmp_path, capfd):

@@ -46,6 +46,9 @@ class _Child:
     tail: bytearray = field(default_factory=bytearray)
     unread: bytes = b""
     is_gone: bool = False
+    is_dismissed: bool = False
+    has_beaten: bool = False
+    num_stopped: int = 0  # looks in a row that found it stopped by a signal
     ends_s: float = math.inf  # when it is killed, as it was let go and may be stuck
     cpu_s: float = 0.0
     last_look: float = 0.0  # at its heartbeat or, for want of one, its CPU time
@@ -125,6 +128,7 @@ class ProcessLauncher:
         """End a worker at once; a stopped one too."""
         child = self._children.get(worker)
         if child is not None and not child.is_gone:
+            child.is_dismissed = True
             child.process.kill()
 
     def spawn(self, worker: int) -> None:
@@ -136,6 +140,7 @@ class ProcessLauncher:
         """Let a worker end by itself, within seconds; its end is no loss."""
         child = self._children.get(worker)
         if child is not None:
+            child.is_dismissed = True
             child.ends_s = time.monotonic() + LEAVE_TIMEOUT_S
 
     def activity(self, worker: int) -> str:
@@ -256,6 +261,8 @@ class ProcessLauncher:
             return
         child.tail += data
         del child.tail[:-TAIL_BYTES]
+        if child.is_dismissed:
+            return  # what libraries say of an end that is meant would only alarm
         try:
             sys.stderr.write(data.decode(errors="replace"))
             sys.stderr.flush()
@@ -264,6 +271,7 @@ class ProcessLauncher:
 
     def _read_heartbeats(self, child: _Child, fd: int, controller: Controller) -> None:
         *lines, child.unread = (child.unread + self._read(fd)).split(b"\n")
+        child.has_beaten = child.has_beaten or bool(lines)
         if not lines or child.worker >= self._num_workers:
             return  # who came later is known by its link
         child.cpu_s, child.last_look = _cpu_seconds(child.process.pid), time.monotonic()
@@ -279,9 +287,12 @@ class ProcessLauncher:
         """A worker whose user code keeps the interpreter busy cannot beat; it works."""
         cpu_s, before = _cpu_seconds(child.process.pid), child.cpu_s
         child.cpu_s, child.last_look = cpu_s, now
-        if cpu_s > before and child.worker < self._num_workers:
-            worker = child.worker
+        worker, doing = child.worker, self.activity(child.worker)
+        if cpu_s > before and worker < self._num_workers:
             controller.post(lambda: controller.heard_working(worker))
+        child.num_stopped = child.num_stopped + 1 if doing else 0
+        if child.num_stopped == LOOKS_PER_TIMEOUT and not child.has_beaten:
+            self._tell_lost(worker, f"never came; it is {doing}", controller)
 
     def _gone(self, child: _Child, controller: Controller) -> None:
         child.is_gone = True

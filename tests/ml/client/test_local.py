@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
+import gc
 import operator
 import os
 import pickle
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 import jax
@@ -634,3 +637,19 @@ def test_a_cancelled_call_leaves_those_alone_that_travel_with_it(
         with pytest.raises(RunStoppedError, match="a call was cancelled"):
             each.result(timeout_s=TIMEOUT_S)
     np.testing.assert_array_equal(other.result(TIMEOUT_S), [2.0, 2.0])
+
+
+def test_a_failed_handle_goes_with_its_last_reference_although_it_was_read(make_slice):
+    fail = jit(raising, slice=make_slice(1))
+
+    def read():
+        bad = fail(np.ones(4, np.float32))
+        with contextlib.suppress(ComputationError):
+            bad.result(timeout_s=TIMEOUT_S)
+        return weakref.ref(bad)
+
+    gc.disable()
+    try:
+        assert read()() is None
+    finally:
+        gc.enable()

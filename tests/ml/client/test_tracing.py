@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from timelyml import ml
+from timelyml.errors import ConfigError
 
 PACE_S = 0.02
 SOON_S = 10.0
@@ -95,6 +96,15 @@ def test_what_fails_inside_is_what_is_raised(client):
     with mine, client.resources.trace() as trace:
         raise ZeroDivisionError("mine")
     assert trace.launches == ()
+
+
+def test_the_end_of_a_trace_that_was_not_begun_is_refused(client):
+    trace = client.resources.trace()
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="got the end of one that was not begun"):
+            trace.__exit__(None, None, None)
+        with trace:  # and one that is over
+            pass
 
 
 def test_other_clients_are_seen_too(client):

@@ -32,6 +32,17 @@ def test_a_call_that_is_one_too_many_fails_alone():
     assert fates(world)[again] is None, "those that are over count no more"
 
 
+def test_schedulers_take_as_many_calls_as_clients_may_have():
+    world = World(islands={"a": [0]}, limits=Limits(max_calls=1100))
+    slice_ = world.slice(1)
+    x = world.put(slice_)
+    (first,), made = world.call("f", slice_, [x])
+    world.settle()
+    for _ in range(1100):
+        world.say(1, Call(made, slice_.slice, (x,), (world.buffer(),)))
+    assert fates(world) == {first: None}, "none was refused"
+
+
 def test_bytes_are_counted_as_long_as_they_are_held():
     world = World(islands={"a": [0]}, limits=Limits(max_bytes=3 * FLOAT.size_bytes))
     slice_ = world.slice()

@@ -135,7 +135,7 @@ class Handle:
     def elements(self) -> Any:
         """Return its elements once they are known, or raise why there are none."""
         if self._error is not None:
-            raise self._error
+            raise self._error.anew()  # or the error would hold the handle that holds it
         return self._value
 
     def delete(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
-from timelyml.errors import TimelyError
+from timelyml.errors import ConfigError, TimelyError
 from timelyml.ml.controller.messages import Acknowledged
 from timelyml.ml.controller.traced import AskTrace, LaunchSpan, Traced, TransferSpan
 
@@ -50,7 +50,12 @@ class DeviceTrace:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        number = self._number
+        number, self._number = self._number, 0
+        if not number:
+            raise ConfigError(
+                "a trace cannot end; got the end of one that was not begun; expected "
+                "`with client.resources.trace() as trace:` around what is to be in it"
+            )
         try:
             found: Traced = self._ask(
                 lambda request: AskTrace(request, number), "what was traced", None

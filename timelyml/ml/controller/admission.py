@@ -15,7 +15,6 @@ from timelyml.ml.store import Buffer, Directory
 
 DEFAULT_MAX_CLIENTS = 1024
 DEFAULT_MAX_CALLS = 1024
-"""Also what a client's scheduler takes of programs at once, on each island."""
 
 
 @dataclass(frozen=True, slots=True)

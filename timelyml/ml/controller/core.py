@@ -22,6 +22,7 @@ from timelyml.ml.controller.checks import check_message
 from timelyml.ml.controller.clients import Wishes
 from timelyml.ml.controller.code import Code
 from timelyml.ml.controller.dispatching import Dispatch
+from timelyml.ml.controller.flow_runs import MAX_PARTS_AHEAD
 from timelyml.ml.controller.messages import (
     Call,
     CallProgram,
@@ -87,9 +88,8 @@ class Core:
         self._outbox = Outbox()
         self._slices: dict[str, SliceRecord] = {}
         self._code = Code(self._slices, self._outbox)
-        self.buffers = Buffers(
-            self._slices, self._outbox, self._idle, limits or Limits()
-        )
+        self._limits = limits or Limits()
+        self.buffers = Buffers(self._slices, self._outbox, self._idle, self._limits)
         self.dispatch = Dispatch(
             self._slices, self.buffers, self._code, self._outbox, self._idle
         )
@@ -272,7 +272,10 @@ class Core:
         self.places.renewals.hired(order, hosts, now_s)
 
     def _add_order(self, order: str) -> None:
-        scheduler = GangScheduler(self._policy() if self._policy is not None else None)
+        policy = self._policy() if self._policy is not None else None
+        # Each call may be a loop, which has several parts under way.
+        most = self._limits.max_calls * (MAX_PARTS_AHEAD + 1)
+        scheduler = GangScheduler(policy, max_programs=most)
         self._clients.add_island(order, scheduler)
 
     def _add_island(
