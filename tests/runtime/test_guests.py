@@ -172,7 +172,7 @@ def test_the_end_of_a_peer_is_not_held_against_who_tells_of_it(place):
 
 
 def test_guests_are_hired_and_let_go_like_those_that_came(place):
-    first, second = place.guests.hire(2)
+    first, second = place.guests.start_workers(2)
     place.guests.handle(first, Hello(first, 70, at(first), HANDSHAKE))
     place.guests.dismiss(first)
     place.guests.dismiss(second, is_at_once=True)

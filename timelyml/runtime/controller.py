@@ -101,7 +101,7 @@ class Controller:
             wake=transport.wake,
             clock=clock,
             dismiss=self.guests.dismiss,
-            hire=self.guests.hire,
+            start_workers=self.guests.start_workers,
         )
         if not num_workers:
             self.post(self._open)

@@ -165,14 +165,14 @@ class Guests:
         with contextlib.suppress(PeerLostError):  # which is about to be reported
             self._transport.send(index, message, lane)
 
-    def hire(self, count: int) -> tuple[int, ...]:
+    def start_workers(self, count: int) -> tuple[int, ...]:
         """Start processes that become guests; none where they cannot be started."""
         if self._keeper is None:
             return ()
-        hired = tuple(self.invite() for _ in range(count))
-        for index in hired:
+        indices = tuple(self.invite() for _ in range(count))
+        for index in indices:
             self._keeper.spawn(index)
-        return hired
+        return indices
 
     def dismiss(self, index: int, is_at_once: bool = False) -> None:
         """Let a worker leave, or end it: nothing more is expected of it."""

@@ -88,8 +88,8 @@ class ServiceSite:
         options: Those of the specification.
         dismiss: Beside the controller, lets a worker leave for good, or if the second
             argument says so, ends it at once.
-        hire: Beside the controller, starts so many workers more, which join later;
-            returns their indices, or none where they cannot be started.
+        start_workers: Beside the controller, starts so many workers more, which join
+            later; returns their indices, or none where they cannot be started.
     """
 
     index: int
@@ -98,7 +98,7 @@ class ServiceSite:
     clock: Callable[[], float]
     options: Mapping[str, Any]
     dismiss: Callable[[int, bool], None] = lambda *_: None
-    hire: Callable[[int], tuple[int, ...]] = lambda _: ()
+    start_workers: Callable[[int], tuple[int, ...]] = lambda _: ()
 
 
 class ServiceHost:
@@ -112,7 +112,7 @@ class ServiceHost:
         wake: Ends the wait of the endpoint's loop; from any thread.
         clock: Monotonic seconds.
         dismiss: Lets a worker leave for good.
-        hire: Starts more workers, which join later.
+        start_workers: Starts more workers, which join later.
     """
 
     def __init__(
@@ -125,14 +125,16 @@ class ServiceHost:
         wake: Callable[[], None],
         clock: Callable[[], float],
         dismiss: Callable[[int, bool], None] = lambda *_: None,
-        hire: Callable[[int], tuple[int, ...]] = lambda _: (),
+        start_workers: Callable[[int], tuple[int, ...]] = lambda _: (),
     ) -> None:
         self._services: dict[str, Service] = {}
         self._early: list[tuple[int, ServiceMessage]] | None = []
         self._is_closed = False
         for spec in specs:
             say = partial(_send, send, spec.name)
-            site = ServiceSite(index, say, wake, clock, spec.options, dismiss, hire)
+            site = ServiceSite(
+                index, say, wake, clock, spec.options, dismiss, start_workers
+            )
             make = import_name(getattr(spec, half))
             self._services[spec.name] = make(site)
 

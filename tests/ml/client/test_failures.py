@@ -66,7 +66,9 @@ def test_a_killed_worker_takes_its_island_with_it_and_no_other(tmp_path):
                 lost.result(timeout_s=TIMEOUT_S)
             assert "was killed by SIGKILL" in str(e.value)
         # Who waits for the rows may notice first that their sender is gone.
-        with pytest.raises(BufferLostError, match=r"'island-0'.* SIGKILL|what host 0 wo"):
+        with pytest.raises(
+            BufferLostError, match=r"'island-0'.* SIGKILL|what host 0 wo"
+        ):
             moved.result(timeout_s=TIMEOUT_S)
         assert time.monotonic() - killed < SOON_S
 

@@ -8,7 +8,8 @@ from tests.ml.controller.test_core import fates, num_over, random_calls
 from tests.ml.controller.world import World, text_of
 from timelyml.errors import PeerError
 from timelyml.ml.controller import Fetch, Fetched, Finished, Refused
-from timelyml.ml.controller.estate import (
+from timelyml.ml.controller.messages import Acknowledged
+from timelyml.ml.controller.resource_messages import (
     AskDevices,
     ChangeDevices,
     ChangeSlice,
@@ -16,7 +17,6 @@ from timelyml.ml.controller.estate import (
     Moved,
     ReformIsland,
 )
-from timelyml.ml.controller.messages import Acknowledged
 
 ISLANDS = {"a": [0, 1], "b": [2], "c": [3, 4]}
 

@@ -25,8 +25,8 @@ from timelyml.ml.controller import (
     Release,
     SliceGiven,
 )
-from timelyml.ml.controller.estate import Moved
-from timelyml.ml.controller.records import Dismiss, Hire, ToHost
+from timelyml.ml.controller.records import Dismiss, StartHosts, ToHost
+from timelyml.ml.controller.resource_messages import Moved
 from timelyml.ml.functions import (
     ArrayType,
     Computation,
@@ -399,8 +399,8 @@ class World:
         for effect in self.core.flush():
             if isinstance(effect, Dismiss):
                 self.dismissed.add(effect.host)
-            elif isinstance(effect, Hire):
-                self.hire(effect)
+            elif isinstance(effect, StartHosts):
+                self.start_hosts(effect)
             elif isinstance(effect, ToHost):
                 if isinstance(effect.body, Orders):
                     self.num_spilled += len(effect.body.spills)
@@ -454,14 +454,14 @@ class World:
                 each.gone[host] = pack_error(error)
                 each.advance()
 
-    def hire(self, hire):
+    def start_hosts(self, wanted):
         """Let new hosts come, unless there are none to be had."""
         first = max(self.hosts) + 1
-        hosts = range(first, first + hire.num_hosts) if self.has_more_hosts else ()
+        hosts = range(first, first + wanted.num_hosts) if self.has_more_hosts else ()
         self.hosts |= {host: FakeHost(host, self) for host in hosts}
-        self.core.hired(hire.order, tuple(hosts), 0.0)
+        self.core.hosts_started(wanted.order, tuple(hosts), 0.0)
         for host in hosts:
-            self.hosts[host].tell(Arrived("", hire.num_hosts, DEVICES))
+            self.hosts[host].tell(Arrived("", wanted.num_hosts, DEVICES))
         self.flush()
 
     def slice(self, client=1, size=2, island=None, memory_bytes=0):

@@ -70,7 +70,7 @@ def test_regular_parts_are_as_large_as_may_be_and_do_not_grow_with_devices():
         assert [type(each) for each in whole.flow.steps] == [Part, Repeat, Part]
         repeat = whole.flow.steps[1]
         assert [type(each) for each in repeat.flow.steps] == [Part]
-        assert len([*whole.programs()]) == 4  # the landing is the last
+        assert len([*whole.programs()]) == 4  # the final part is the last
         sizes.append([len(each.nodes) for each in whole.programs()])
     assert sizes[0] == sizes[1]
 

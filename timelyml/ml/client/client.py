@@ -27,7 +27,6 @@ from timelyml.ml.client.resources import Resources
 from timelyml.ml.client.sharing import held, numbers_of, put_together, taken_apart
 from timelyml.ml.client.slices import Slice, SliceSharding, check_axes
 from timelyml.ml.controller.clients import Wishes
-from timelyml.ml.controller.estate import Moved
 from timelyml.ml.controller.messages import (
     AskObjects,
     AskSlice,
@@ -49,6 +48,7 @@ from timelyml.ml.controller.messages import (
     Usage,
     Watch,
 )
+from timelyml.ml.controller.resource_messages import Moved
 from timelyml.ml.functions import (
     ArrayType,
     Computation,

@@ -12,7 +12,6 @@ from typing import Any
 from timelyml.errors import DeadlineError, TimelyError
 from timelyml.ml.client.elements import assembled
 from timelyml.ml.client.handle import Handle
-from timelyml.ml.controller.estate import Moved
 from timelyml.ml.controller.messages import (
     ANSWERS,
     Closed,
@@ -21,6 +20,7 @@ from timelyml.ml.controller.messages import (
     Finished,
     Refused,
 )
+from timelyml.ml.controller.resource_messages import Moved
 from timelyml.runtime.failure import unpack_error
 
 PACE_CALLS = 64

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from timelyml.errors import ConfigError
 from timelyml.ml.client.slices import Slice
 from timelyml.ml.client.tracing import Ask, DeviceTrace
-from timelyml.ml.controller.estate import (
+from timelyml.ml.controller.resource_messages import (
     AskDevices,
     ChangeDevices,
     ChangeSlice,

@@ -8,7 +8,10 @@ from typing import Any
 
 from timelyml.errors import PlacementError, TimelyError
 from timelyml.ml.controller.buffers import no_such_slice
-from timelyml.ml.controller.estate import (
+from timelyml.ml.controller.messages import Acknowledged, Refused
+from timelyml.ml.controller.records import Outbox, SliceRecord
+from timelyml.ml.controller.renewals import Island, Renewals
+from timelyml.ml.controller.resource_messages import (
     MAX_HOSTS,
     AskDevices,
     ChangeDevices,
@@ -17,9 +20,6 @@ from timelyml.ml.controller.estate import (
     Devices,
     ReformIsland,
 )
-from timelyml.ml.controller.messages import Acknowledged, Refused
-from timelyml.ml.controller.records import Outbox, SliceRecord
-from timelyml.ml.controller.renewals import Island, Renewals
 from timelyml.ml.resources import ResourceEffect, ResourceManager, SliceState
 from timelyml.runtime.failure import pack_error
 

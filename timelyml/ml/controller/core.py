@@ -245,7 +245,7 @@ class Core:
         for timed in self.dispatch.deadlines.overdue(now_s):
             error = timed.fail(self.buffers, self._outbox)
             host = self._slices[timed.placement].hosts[0]
-            self.places.renewals.condemn(host, error)
+            self.places.renewals.end_stuck(host, error)
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do, if ever."""
@@ -267,9 +267,9 @@ class Core:
         self._let_go()
         return self._outbox.flush()
 
-    def hired(self, order: str, hosts: tuple[int, ...], now_s: float) -> None:
+    def hosts_started(self, order: str, hosts: tuple[int, ...], now_s: float) -> None:
         """Take note of processes that were started for an island; none if not."""
-        self.places.renewals.hired(order, hosts, now_s)
+        self.places.renewals.hosts_started(order, hosts, now_s)
 
     def _add_order(self, order: str) -> None:
         policy = self._policy() if self._policy is not None else None

@@ -72,7 +72,7 @@ class FlowRun:
         self._waiters: list[Callable[[], None]] = []
         self._news: dict[int, Any] = {}  # values and packed errors of what parts made
         self._readers: dict[int, Callable[[Any], None]] = {}
-        self._is_landed = False
+        self._is_ending = False
 
     def begin(self) -> None:
         """Take the first steps."""
@@ -80,7 +80,7 @@ class FlowRun:
             entry = self.record.held[number]
             self._buffers.directory.charge(entry, self.record.client)
         inputs = [each.buffer.number for each in self.record.args]
-        self.advance(self.open(self._known.whole.flow, "", inputs, self._land))
+        self.advance(self.open(self._known.whole.flow, "", inputs, self._finish))
 
     def over(self, part: Work, fates: Mapping[int, bytes]) -> None:
         """Take note of what a part made."""
@@ -91,7 +91,7 @@ class FlowRun:
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             waiter()
-        self._end_if_landed()
+        self._end_if_over()
 
     def open(
         self,
@@ -295,7 +295,7 @@ class FlowRun:
             for position, number in enumerate(numbers)
             if is_last[position] and number in self._own and self._counts[number] == 1
         ]
-        if not self._is_landed:  # else it makes what the client was charged for before
+        if not self._is_ending:  # else it makes what the client was charged for before
             passed = (numbers[position] for position in passing)
             self._buffers.admission.check_bytes(client, outputs, passed)
         taken = {each for each in passing if may_donate(client, args[each])}
@@ -358,19 +358,19 @@ class FlowRun:
             found.append(self.kept(Trail([], error=error)))
         self.give(frame, step, found)
 
-    def _land(self, numbers: list[int]) -> None:
+    def _finish(self, numbers: list[int]) -> None:
         """Begin the last part, which gives the outputs their names."""
-        self._is_landed = True
-        landing = self._known.whole.landing
-        if landing is None:
-            self._end_if_landed()
+        self._is_ending = True
+        final_part = self._known.whole.final_part
+        if final_part is None:
+            self._end_if_over()
             return
         self.is_over = True
         record = self.record
         outputs = [each.buffer for each in record.results]
         is_last = [True] * len(numbers)
         try:
-            part = self._part(landing.identity, numbers, is_last, outputs, "")
+            part = self._part(final_part.identity, numbers, is_last, outputs, "")
         except TimelyError as error:
             refused = pack_error(error)
             self._dispatch.cancel(lambda work: work is record, refused)
@@ -380,8 +380,8 @@ class FlowRun:
         self._dispatch.start(part, ())
         self.drop(numbers)
 
-    def _end_if_landed(self) -> None:
-        if self._is_landed and not self.is_over and not self._num_parts:
+    def _end_if_over(self) -> None:
+        if self._is_ending and not self.is_over and not self._num_parts:
             self.is_over = True
             self._dispatch.settle(self.record)
 

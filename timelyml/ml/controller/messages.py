@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from timelyml.ml.controller.estate import (
+from timelyml.ml.controller.resource_messages import (
     AskDevices,
     ChangeDevices,
     ChangeSlice,

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from timelyml.ml.controller.buffers import Buffers
 from timelyml.ml.controller.code import Code
 from timelyml.ml.controller.dispatching import Dispatch
-from timelyml.ml.controller.estate import Moved
 from timelyml.ml.controller.records import Outbox, SliceRecord
+from timelyml.ml.controller.resource_messages import Moved
 from timelyml.ml.hosts import CutOff, Expect, Export, Leave, SliceMade, Stand, cover
 from timelyml.ml.resources import Remapped, ResourceEffect, ResourceManager, Vacate
 from timelyml.ml.store import Buffer, BufferState, Entry
@@ -29,7 +29,7 @@ class _Target:
 
 
 @dataclass(slots=True)
-class _Luggage:
+class _Transfers:
     """What of a slice goes from host to host."""
 
     exports: dict[int, list[Export]] = field(default_factory=dict)
@@ -112,18 +112,18 @@ class Moves:
         target = self._targets.pop(slice_.name).record
         self._code.stand(slice_)
         entries = self._buffers.directory.on(slice_.name)
-        luggage = self._pack(slice_, target, entries)
+        transfers = self._transfers_of(slice_, target, entries)
         before = self._living(slice_.hosts)
         for host in before:
-            exports = tuple(luggage.exports.get(host, ()))
-            forgotten = tuple(luggage.forgotten.get(host, ()))
+            exports = tuple(transfers.exports.get(host, ()))
+            forgotten = tuple(transfers.forgotten.get(host, ()))
             if exports or forgotten:
                 self._leaving[host] = self._leaving.get(host, 0) + 1
                 self._outbox.send(host, Leave(slice_.name, exports, forgotten))
             if host not in target.hosts:
                 self._outbox.book(host).dropped.append(slice_.name)
         for host in target.hosts:
-            expects = tuple(luggage.expects.get(host, ()))
+            expects = tuple(transfers.expects.get(host, ()))
             self._outbox.send(host, Stand(slice_.name, target.name, expects))
         schedulers = self._dispatch.islands.schedulers
         if slice_.order in schedulers:
@@ -131,7 +131,7 @@ class Moves:
         self._dispatch.num_moves += 1  # or work might begin where the slice was
         slice_.stand(target)
         schedulers[slice_.order].place(slice_.name, slice_.devices_by_host)
-        expected = {x.buffer for each in luggage.expects.values() for x in each}
+        expected = {x.buffer for each in transfers.expects.values() for x in each}
         self._buffers.memory.move(slice_, self._resize(slice_, entries), expected)
         self._dispatch.reopen(slice_)
         self._buffers.reopen(slice_)
@@ -214,28 +214,28 @@ class Moves:
         scheduler = self._dispatch.islands.schedulers.get(slice_.order)
         return slice_.is_cut_off and scheduler is not None and scheduler.is_used(name)
 
-    def _pack(
+    def _transfers_of(
         self, slice_: SliceRecord, target: SliceRecord, entries: Iterable[Entry]
-    ) -> _Luggage:
+    ) -> _Transfers:
         """Say of each buffer which host sends what of it to which other."""
-        luggage = _Luggage()
+        transfers = _Transfers()
         living = self._living(slice_.hosts)
         for entry in entries:
             buffer = entry.buffer
             _, is_on_host = self._buffers.memory.ledger.where(buffer.number)
             if entry.state is not BufferState.READY or not is_on_host:
                 for host in living:  # and with it what was asked of it
-                    luggage.forgotten.setdefault(host, []).append(buffer.number)
+                    transfers.forgotten.setdefault(host, []).append(buffer.number)
                 continue
-            self._pack_one(buffer, slice_, target, luggage)
-        return luggage
+            self._add_transfers(buffer, slice_, target, transfers)
+        return transfers
 
-    def _pack_one(
+    def _add_transfers(
         self,
         buffer: Buffer,
         slice_: SliceRecord,
         target: SliceRecord,
-        luggage: _Luggage,
+        transfers: _Transfers,
     ) -> None:
         living = self._living(slice_.hosts)
         held = slice_.held(buffer.spec, buffer.type.shape)
@@ -246,7 +246,7 @@ class Moves:
         stays = is_there and not slice_.is_cut_off  # or it is on devices that it leaves
         for host in living:
             if not (stays and host in target.hosts):
-                luggage.forgotten.setdefault(host, []).append(buffer.number)
+                transfers.forgotten.setdefault(host, []).append(buffer.number)
         if stays:
             return
         boxes: dict[tuple[int, int], list[object]] = {}
@@ -255,14 +255,14 @@ class Moves:
         number = buffer.number
         for (sender, peer), each in boxes.items():
             export = Export(number, buffer.type, peer, number, tuple(each))
-            luggage.exports.setdefault(sender, []).append(export)
+            transfers.exports.setdefault(sender, []).append(export)
         for host in target.hosts:
             senders = tuple({sender for sender, peer in boxes if peer == host} - {host})
             expect = Expect(
                 number, slice_.name, buffer.type, buffer.spec,
                 is_copy=True, senders=senders,
             )  # fmt: skip
-            luggage.expects.setdefault(host, []).append(expect)
+            transfers.expects.setdefault(host, []).append(expect)
 
     def _resize(self, slice_: SliceRecord, entries: Iterable[Entry]) -> list[Buffer]:
         """Say what each buffer takes where its slice stands now."""

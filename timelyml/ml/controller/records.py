@@ -196,7 +196,7 @@ class Dismiss:
 
 
 @dataclass(frozen=True, slots=True)
-class Hire:
+class StartHosts:
     """Start processes that take the place of an island, if that can be.
 
     Attributes:
@@ -209,7 +209,7 @@ class Hire:
     num_hosts: int
 
 
-Effect: TypeAlias = ToHost | ToClient | Dismiss | Hire
+Effect: TypeAlias = ToHost | ToClient | Dismiss | StartHosts
 
 
 @dataclass(slots=True)
@@ -280,9 +280,9 @@ class Outbox:
         """Let a host leave."""
         self._effects.append(Dismiss(host, is_at_once))
 
-    def hire(self, hire: Hire) -> None:
+    def start_hosts(self, wanted: StartHosts) -> None:
         """Start processes."""
-        self._effects.append(hire)
+        self._effects.append(wanted)
 
     def tell(self, client: int, body: Any) -> None:
         """Tell a client; what calls finished before is told before."""

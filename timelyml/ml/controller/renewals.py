@@ -15,7 +15,7 @@ from timelyml.errors import BufferLostError, PeerError, SliceError, TimelyError
 from timelyml.ml.controller.buffers import Buffers
 from timelyml.ml.controller.dispatching import Dispatch
 from timelyml.ml.controller.moves import Moves
-from timelyml.ml.controller.records import Hire, Outbox, SliceRecord, device_name
+from timelyml.ml.controller.records import Outbox, SliceRecord, StartHosts, device_name
 from timelyml.ml.hosts import Formed, Present
 from timelyml.ml.resources import ResourceEffect, ResourceManager, SliceState
 from timelyml.runtime.failure import pack_error
@@ -145,7 +145,7 @@ class Renewals:
             self._try_again(island, error)
         self._end_if_empty(island)
 
-    def condemn(self, host: int, error: TimelyError) -> None:
+    def end_stuck(self, host: int, error: TimelyError) -> None:
         """Have an island end whose host does not come back from what runs there."""
         island = self._of_host[host]
         if island.ends_s is not None:
@@ -167,10 +167,10 @@ class Renewals:
         if not island.is_renewing:
             island.is_renewing = True
             island.num_tries += 1
-            self._outbox.hire(Hire(island.order, island.name, num_hosts))
+            self._outbox.start_hosts(StartHosts(island.order, island.name, num_hosts))
             island.error = island.error or (error if not island.living else None)
 
-    def hired(self, order: str, hosts: tuple[int, ...], now_s: float) -> None:
+    def hosts_started(self, order: str, hosts: tuple[int, ...], now_s: float) -> None:
         """Take note of the processes that were started; none if that cannot be."""
         island = self._islands.get(order)
         if island is None:
@@ -198,7 +198,7 @@ class Renewals:
         self._add_order(new.order)
 
     def arrived(self, host: int) -> bool:
-        """Let the processes of an island join once all have come; False if not hired."""
+        """Let an island's processes join once all have come; False if it has none."""
         island = self._of_host.get(host)
         if island is None or island.before is None:
             return False

@@ -162,8 +162,8 @@ class ControllerService:
             elif isinstance(effect, Dismiss):
                 self._site.dismiss(effect.host, effect.is_at_once)
             else:
-                hosts = self._site.hire(effect.num_hosts)
-                self._core.hired(effect.order, hosts, self._site.clock())
+                hosts = self._site.start_workers(effect.num_hosts)
+                self._core.hosts_started(effect.order, hosts, self._site.clock())
                 self._carry_out(self._core.flush())
 
     def has_work(self) -> bool:

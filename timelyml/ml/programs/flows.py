@@ -150,8 +150,8 @@ class WholeFlow:
     Attributes:
         inputs: What the inputs are, in the order of `inputs_of`.
         outputs: What its outputs are, in the order of `outputs_of`.
-        landing: The last part: it passes the outputs on, under the names that whoever
-            called it knows; None if there are none.
+        final_part: Passes the outputs on, under the names that whoever called it knows;
+            None if there are none.
         slices: All that it uses.
     """
 
@@ -159,11 +159,11 @@ class WholeFlow:
     flow: Flow
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
-    landing: Program | None
+    final_part: Program | None
     slices: tuple[str, ...]
 
     def programs(self) -> Iterator[Program]:
         """Return the programs of all parts."""
         yield from (part.program for part in self.flow.parts())
-        if self.landing is not None:
-            yield self.landing
+        if self.final_part is not None:
+            yield self.final_part

@@ -59,7 +59,7 @@ def split(program: Program) -> WholeFlow:
         flow,
         tuple(map(program.value, inputs)),
         outputs,
-        _landing(program, outputs) if outputs else None,
+        _final_part(program, outputs) if outputs else None,
         tuple(each.name for each in program.slices),
     )
 
@@ -300,7 +300,7 @@ def _given(region: Region, num_passed: int) -> dict[Ref, Var]:
     return found
 
 
-def _landing(program: Program, values: Sequence[Value]) -> Program:
+def _final_part(program: Program, values: Sequence[Value]) -> Program:
     """Return a program that passes on what a flow computed, each in its place."""
     nodes: list[Node] = [Arg(i, f"output {i}", each) for i, each in enumerate(values)]
     results: dict[int, Ref] = {}
