@@ -86,6 +86,28 @@ def test_gradients_of_routed_rows_are_the_dense_ones(routed, dtype, keeps, to):
         assert not np.asarray(found[1][0])[idle].any()  # exactly zero
 
 
+def test_neither_way_is_launched_where_there_are_no_rows(client, slices):
+    here, there = slices
+    on_rows = ml.jit(
+        lambda rows, w: jnp.tanh(rows @ w[0]), slice=there, in_shardings=(None, P("e"))
+    )
+    total = ml.jit(loss, slice=here)
+
+    @ml.program
+    def model(w, x, to):
+        return total(ml.unroute(on_rows(ml.route(x, to, there), w)), x)
+
+    w, _, x = drawn("float32")
+    back = ml.grad(model, (0, 1))
+    for to, num_left_out in (([0] * 7, 2), ([1, 0] * 3 + [0], 0), ([-1] * 7, 4)):
+        before = client.usage()[0].num_left_out
+        found = back(w, x, np.array(to, np.int32))
+        jax.block_until_ready(found)
+        expected = jax.grad(dense, (0, 2))(w, jnp.zeros(WIDTH), x, np.array(to))
+        assert difference(found, expected) <= FLOAT32
+        assert client.usage()[0].num_left_out - before == num_left_out
+
+
 def test_no_rows_at_all_have_gradients_of_zeros(routed):
     w, b, x = drawn("float32", num_rows=0)
     found = ml.grad(routed, (0, 1, 2))(w, b, x, np.zeros(0, np.int32))

@@ -127,6 +127,38 @@ def test_shards_compute_on_buckets_of_their_rows_and_without_rows_nothing(
     assert after.num_idle_shards - before.num_idle_shards == 1
 
 
+@pytest.mark.parametrize(
+    ("to", "num_idle"),
+    [([2, 2, 0, 2, 2, 0], 2), ([3] * 6, 3), ([-1] * 6, 4), ([0, 1, 2, 3, 3, 3], 0)],
+)
+def test_nothing_is_launched_on_devices_whose_shards_have_no_rows(
+    client, slices, alone, to, num_idle
+):
+    values = np.arange(6, dtype=np.float32)
+    rows = ml.route(values, np.array(to, np.int32), slices[2])
+    rows.block_until_ready()
+    before = used_by(client).num_left_out
+
+    found = [alone[name](rows).block_until_ready() for name in alone]
+
+    expected = np.asarray(rows)
+    np.testing.assert_array_equal(found[0], expected * 2 + 1)
+    np.testing.assert_array_equal(found[1], expected * 2 + expected.sum())
+    # One function needs nothing of other shards; the whole gang runs the other.
+    assert used_by(client).num_left_out - before == num_idle
+
+
+@pytest.fixture(scope="module")
+def alone(slices):
+    """A function that shards compute by themselves, and one with a collective."""
+
+    def total(rows):
+        return jax.lax.psum(rows.sum(), ("y", "z"))
+
+    functions = {"alone": lambda x: x * 2 + 1, "together": lambda x: x * 2 + total(x)}
+    return {name: ml.jit(f, slice=slices[2]) for name, f in functions.items()}
+
+
 def used_by(client):
     return next(each for each in client.usage() if each.client == client._number)
 

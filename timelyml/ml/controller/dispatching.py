@@ -159,6 +159,7 @@ class Dispatch:
             work, gang = self.by_sequence[island, each.sequence]
             work.values.update(each.values)
             failed = work.owner.reported(work, gang, each)
+            self.device_time.left_out(work.client, each.num_left_out)
             reports.append(Report(str(host), each.sequence, each.device_ns, failed))
         self.follow(self.islands.finished(island, reports))
 

@@ -300,8 +300,9 @@ class ClientUsage:
         weight: Its share of device time, under the policy "share".
         priority: Larger ones go first, under the policy "priority".
         num_rows: Rows that its programs routed to shards.
-        num_idle_shards: Shards that were sent none of a routing, each time; functions
-            on its rows do not run there.
+        num_idle_shards: Shards that were sent none of a routing, each time.
+        num_left_out: Launches of functions on rows that were left out, each on one
+            device, as its shard had none.
     """
 
     client: int | None
@@ -314,6 +315,7 @@ class ClientUsage:
     priority: int = 0
     num_rows: int = 0
     num_idle_shards: int = 0
+    num_left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ class _Ran:
     num_launches: int = 0
     num_rows: int = 0
     num_idle_shards: int = 0
+    num_left_out: int = 0
 
 
 class DeviceTime:
@@ -51,6 +52,12 @@ class DeviceTime:
             ran.num_rows += int(sum(counts))
             ran.num_idle_shards += sum(not count for count in counts)
 
+    def left_out(self, client: int, count: int) -> None:
+        """Count launches on single devices that were left out."""
+        ran = self._ran.get(client)
+        if ran is not None:
+            ran.num_left_out += count
+
     def usage(self, objects: Iterable[ObjectInfo]) -> tuple[ClientUsage, ...]:
         """Return what each client takes, those that are there first, in order."""
         by_owner: dict[int | None, list[ObjectInfo]] = {each: [] for each in self._ran}
@@ -71,6 +78,7 @@ class DeviceTime:
                     ran.priority,
                     ran.num_rows,
                     ran.num_idle_shards,
+                    ran.num_left_out,
                 )
             )
         return tuple(found)

@@ -11,6 +11,7 @@ from timelyml.ml.functions.computation import (
     Settings,
     Spec,
 )
+from timelyml.ml.functions.executables import Executables
 from timelyml.ml.functions.flat import FlatFunction
 from timelyml.ml.functions.jit import (
     JitFunction,
@@ -24,7 +25,6 @@ from timelyml.ml.functions.jit import (
 )
 from timelyml.ml.functions.loading import (
     Executable,
-    Executables,
     MemoryNeeds,
     load,
     put,

@@ -200,6 +200,8 @@ class Computation:
         platform: What it is lowered for: "cpu", "cuda" or "tpu".
         calling_convention: Version of how the module takes its arguments.
         deadline_s: How long it may run at most; None: as long as it takes.
+        shard: What each shard computes by itself, if it needs nothing of the others.
+        idle: Then the argument that is zero on the shards that have nothing to do.
     """
 
     name: str
@@ -218,6 +220,8 @@ class Computation:
     checks: Checks | None = None
     pickled_code: bytes | None = None
     deadline_s: float | None = None
+    shard: Computation | None = None
+    idle: int = 0
 
     def __repr__(self) -> str:
         return f"Computation({self.name!r}, {self.identity[:12]}, {self.mesh})"

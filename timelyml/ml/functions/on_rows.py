@@ -1,8 +1,8 @@
 """Functions on ragged handles: called shard by shard, on the rows that each has.
 
 All sizes that rows are padded to are compiled into one executable. Each shard takes the
-smallest that its rows fit into, and a shard without rows computes nothing: where it goes
-is decided on its device, by its own count.
+smallest that its rows fit into, by its own count. A shard without rows computes nothing:
+where the function has no collectives, it is not even launched there (`shards.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from timelyml.ml.functions.blame import calling_line, name_of
 from timelyml.ml.functions.computation import LogicalMesh, Spec
 from timelyml.ml.functions.options import Arguments, Options
 from timelyml.ml.functions.ragged import Layout, Ragged, is_ragged
+from timelyml.ml.functions.shards import has_collectives
 from timelyml.ml.functions.specs import fits, partition_spec, specs_for
 
 
@@ -216,13 +217,19 @@ class _Shard:
     def __call__(self, counts: Any, *leaves: Any) -> Any:
         """Call the function on the rows of this shard; on none, do nothing.
 
+        With a collective in it all shards call it, on all that they have room for, as
+        they would wait for those that do nothing or call it on other sizes.
+
         Args:
             counts: `(1,)`: how many it has.
             leaves: Its own parts of the arguments.
         """
         sizes = octave_sizes(self.max_rows)
         count = counts[0]
-        like = jax.eval_shape(self._with(sizes[-1]), count, leaves)
+        whole = self._with(sizes[-1])
+        closed, like = jax.make_jaxpr(whole, return_shape=True)(count, leaves)
+        if has_collectives(closed.jaxpr):
+            return whole(count, leaves)
 
         def nothing(_: Any, __: Any) -> Any:
             return jax.tree.map(lambda each: jnp.zeros(each.shape, each.dtype), like)

@@ -34,6 +34,7 @@ from timelyml.ml.functions.costs import flops_of
 from timelyml.ml.functions.flat import FlatFunction
 from timelyml.ml.functions.options import Arguments, Options, Splitter
 from timelyml.ml.functions.settings import applied
+from timelyml.ml.functions.shards import ONE_DEVICE, Shard, shard_of
 from timelyml.ml.functions.shipped import ship_function
 from timelyml.ml.functions.specs import (
     abstract_mesh,
@@ -100,7 +101,9 @@ def trace(
     split = Splitter(fun, options)(tuple(args), kwargs or {})
     try:
         with applied(settings), use_abstract_mesh(abstract_mesh(mesh)):
-            return _Attempt(fun, split, mesh, options, platform).run(settings)
+            attempt = _Attempt(fun, split, mesh, options, platform)
+            found = attempt.run(settings)
+        return found if attempt.shard is None else _with_shard(found, attempt.shard)
     except TimelyError:
         raise
     except Exception as error:
@@ -108,7 +111,13 @@ def trace(
 
 
 class _Attempt:
-    """One tracing, from the arguments to the computation."""
+    """One tracing, from the arguments to the computation.
+
+    Attributes:
+        shard: What each shard computes by itself, if it does, once it was run.
+    """
+
+    shard: Shard | None = None
 
     def __init__(
         self,
@@ -164,6 +173,8 @@ class _Attempt:
             pickled_code=code,
             deadline_s=self._options.deadline_s,
         )
+        if not found.has_effects:
+            self.shard = shard_of(traced.jaxpr)
         flat = FlatFunction(
             self._fun,
             self._split.static_args,
@@ -287,6 +298,28 @@ class _Attempt:
         chosen = spec_of(partition_spec(logical))
         # XLA pads what does not divide; arrays of JAX cannot be cut so.
         return chosen if fits(self._logical_mesh, chosen, of.shape) else ()
+
+
+def _with_shard(found: Traced, shard: Shard) -> Traced:
+    """Add what a shard computes by itself, for it to be launched alone."""
+    whole, used = found.computation, found.used
+    in_specs = tuple(shard.in_specs[i] for i in used)
+    if (in_specs, shard.out_specs) != (whole.in_specs, whole.out_specs):
+        return found
+    donated = tuple(used[i] for i in whole.donated)
+    alone = trace(
+        shard.function,
+        tuple(map(abstract_array, shard.types)),
+        mesh=ONE_DEVICE,
+        settings=whole.settings,
+        options=Options(donate_argnums=donated, deadline_s=whole.deadline_s),
+        platform=whole.platform,
+    )
+    if alone.used != used:
+        return found
+    one = replace(alone.computation, name=whole.name)
+    more = replace(whole, shard=one, idle=used.index(shard.idle))
+    return replace(found, computation=_identified(more))
 
 
 def _donated(traced: Any) -> tuple[int, ...]:

@@ -329,6 +329,8 @@ class Done:
         values: Results that are small enough to ride along, whole, by buffer.
         ended_ns: When it ended, by the host's clock, which knows nothing of others; it
             began `device_ns` before.
+        num_left_out: Launches on one device that were left out, as there was nothing to
+            do for its shard.
     """
 
     sequence: int
@@ -336,6 +338,7 @@ class Done:
     errors: tuple[tuple[int, bytes], ...]
     values: tuple[tuple[int, Any], ...]
     ended_ns: int = 0
+    num_left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -254,7 +254,8 @@ class Runs:
             slots[slot] = array
         if error is not None:
             state.errors.update(dict.fromkeys(step.outputs, error))
-        if step.is_waited or step.results or code.computation.has_effects:
+        of = code.computation
+        if step.is_waited or step.results or of.has_effects or of.shard is not None:
             outs = [0] * len(outputs) if step.results else []
             for position, number in step.results:
                 outs[position] = state.run.outputs[number]

@@ -11,7 +11,6 @@ import jax
 from timelyml.errors import BufferLostError, InvariantError, PeerError, TimelyError
 from timelyml.exchange import CONTROLLER, Lane
 from timelyml.ml.functions import Executables
-from timelyml.ml.hosts.compiling import Loader
 from timelyml.ml.hosts.delays import Delayed
 from timelyml.ml.hosts.executor import Executor
 from timelyml.ml.hosts.island import (
@@ -53,7 +52,7 @@ class HostService:
     def __init__(self, site: ServiceSite) -> None:
         self._site = site
         paced_s = site.options.get("paced_s")
-        executables: Loader = (
+        executables: Executables | PacedExecutables = (
             Executables() if paced_s is None else PacedExecutables(paced_s)
         )
         self._executor = Executor(str(site.index), site.wake, executables)

@@ -277,7 +277,10 @@ class Waiter:
             if failure is not None:
                 errors[each.gang] = failure
         found = tuple(errors.items())
-        done = Done(launch.sequence, device_ns, found, tuple(values), ended_ns)
+        left_out = [getattr(x.outputs, "num_left_out", 0) for x in launch.started]
+        done = Done(
+            launch.sequence, device_ns, found, tuple(values), ended_ns, sum(left_out)
+        )
         outs = (out for each in launch.started for out in each.outs)
         self._say(Over(done, bool(found) or any(map(self._is_wanted, outs))))
 
