@@ -23,6 +23,7 @@ from jax._src.core import (
 from jax._src.interpreters import mlir
 from jax._src.named_sharding import UNSPECIFIED
 from jax.extend.core import jaxpr_as_fun, subjaxprs
+from jax.sharding import PartitionSpec
 
 __all__ = ["calls_host", "flat_function", "with_callbacks"]
 
@@ -47,9 +48,10 @@ _EFFECTS = (
 )
 
 
-def calls_host(jaxpr: ClosedJaxpr) -> bool:
+def calls_host(jaxpr: ClosedJaxpr | Jaxpr) -> bool:
     """Whether a traced function calls Python on the host while it runs."""
-    return any(each in _CALLBACKS for each in _primitives(jaxpr.jaxpr))
+    inner = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
+    return any(each in _CALLBACKS for each in _primitives(inner))
 
 
 def flat_function(
@@ -79,7 +81,7 @@ def with_callbacks(jaxpr: ClosedJaxpr, wrap: Wrap) -> ClosedJaxpr:
         jaxpr: The function; what is returned takes an int32 before its arguments.
         wrap: Takes a callback of flat arguments, the types of what it has to return,
             and whether what replaces it gets that number before its arguments, as it
-            does except in `while_loop`, `shard_map` and derivatives of the user's.
+            does except in rules for derivatives of the user's.
     """
     return ClosedJaxpr(_numbered(jaxpr.jaxpr, wrap), jaxpr.consts)
 
@@ -148,6 +150,8 @@ def _numbered_eqn(eqn: Any, number: Any, wrap: Wrap) -> Any:
         if wrapped is eqn:
             return eqn
         return wrapped.replace(invars=[number, *eqn.invars])
+    if eqn.primitive.name == "while":
+        return _numbered_while(eqn, number, wrap)
     add = _ONE_ARGUMENT_MORE.get(eqn.primitive.name)
     if add is None or not any(map(_has_callbacks, eqn.params.values())):
         unnumbered = partial(_wrapped, wrap=wrap, is_numbered=False)
@@ -168,6 +172,17 @@ def _numbered_eqn(eqn: Any, number: Any, wrap: Wrap) -> Any:
     )
 
 
+def _numbered_while(eqn: Any, number: Any, wrap: Wrap) -> Any:
+    """Give the number to the condition of a loop, or to its body, or to both."""
+    params, invars = dict(eqn.params), list(eqn.invars)
+    for part, first in (("body", params["cond_nconsts"]), ("cond", 0)):
+        if calls_host(params[f"{part}_jaxpr"]):
+            params[f"{part}_jaxpr"] = _closed(params[f"{part}_jaxpr"], wrap)
+            params[f"{part}_nconsts"] += 1
+            invars.insert(first, number)
+    return eqn.replace(invars=invars, params=params)
+
+
 def _wrapped(eqn: Any, wrap: Wrap, *, is_numbered: bool) -> Any:
     own = eqn.params.get("callback")
     if own is None:  # of debug.print, which calls nothing of the user's
@@ -177,14 +192,17 @@ def _wrapped(eqn: Any, wrap: Wrap, *, is_numbered: bool) -> Any:
     return eqn.replace(params={**eqn.params, "callback": callback})
 
 
-def _closed(jaxpr: ClosedJaxpr, wrap: Wrap) -> ClosedJaxpr:
+def _closed(jaxpr: Any, wrap: Wrap) -> Any:
+    """Number an inner function, closed or, as that of `shard_map`, not."""
+    if isinstance(jaxpr, Jaxpr):
+        return _numbered(jaxpr, wrap)
     return ClosedJaxpr(_numbered(jaxpr.jaxpr, wrap), jaxpr.consts)
 
 
 def _has_callbacks(value: Any) -> bool:
     if isinstance(value, tuple):
         return any(map(_has_callbacks, value))
-    return isinstance(value, ClosedJaxpr) and calls_host(value)
+    return isinstance(value, ClosedJaxpr | Jaxpr) and calls_host(value)
 
 
 _ONE_ARGUMENT_MORE: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
@@ -197,6 +215,9 @@ _ONE_ARGUMENT_MORE: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "scan": lambda params: {
         "num_consts": params["num_consts"] + 1,
         **({"linear": (False, *params["linear"])} if "linear" in params else {}),
+    },
+    "shard_map": lambda params: {
+        "in_specs": (PartitionSpec(), *params["in_specs"]),  # type: ignore[no-untyped-call]  # JAX is typed in part
     },
 }
 """What else changes of a primitive that takes one argument more, before all others."""

@@ -186,6 +186,26 @@ def raising_in_a_loop(x):
     return jax.lax.scan(body, x, None, length=2)[0]
 
 
+def raising_in_a_loop_of_unknown_length(x):
+    return jax.lax.while_loop(
+        lambda state: state[0] < 2,
+        lambda state: (state[0] + 1, raising_below_zero(state[1])),
+        (0, x),
+    )[1]
+
+
+def raising_in_the_condition_of_a_loop(x):
+    return jax.lax.while_loop(
+        lambda state: raising_below_zero(state).sum() < -99, lambda state: state + 1, x
+    )
+
+
+def raising_for_each_shard(x):
+    mesh = jax.sharding.get_abstract_mesh()
+    specs = {"in_specs": P("data"), "out_specs": P("data")}
+    return jax.shard_map(raising_below_zero, mesh=mesh, **specs)(x)
+
+
 def raising_in_a_branch(x):
     return jax.lax.cond(x.sum() < 0, raising_below_zero, jax.jit(lambda x: x + 0), x)
 
@@ -206,6 +226,15 @@ def returning_too_little(x):
     [
         (raising_below_zero, r"_local.py:\d+ in callback.*ValueError: below zero"),
         (raising_in_a_loop, r"_local.py:\d+ in callback.*ValueError: below zero"),
+        (
+            raising_in_a_loop_of_unknown_length,
+            r"_local.py:\d+ in callback.*ValueError: below zero",
+        ),
+        (
+            raising_in_the_condition_of_a_loop,
+            r"_local.py:\d+ in callback.*ValueError: below zero",
+        ),
+        (raising_for_each_shard, r"_local.py:\d+ in callback.*ValueError: below zero"),
         (raising_in_a_branch, r"_local.py:\d+ in callback.*ValueError: below zero"),
         (raising_beside, r"_local.py:\d+ in <lambda>.*ZeroDivisionError"),
         (returning_too_little, r"got float32\[3\]; expected float32\[4\]"),
@@ -227,14 +256,9 @@ def test_a_callback_that_raises_on_several_devices_costs_its_call_and_no_worker(
             np.testing.assert_array_equal(each.result(TIMEOUT_S), x * 10)
 
 
-def test_what_is_raised_in_a_loop_of_unknown_length_fails_its_call_too(make_slice):
-    def fun(x):
-        return jax.lax.while_loop(
-            lambda state: state[0] < 2,
-            lambda state: (state[0] + 1, raising_below_zero(state[1])),
-            (0, x),
-        )[1]
-
+def test_what_is_raised_beside_a_rule_for_derivatives_fails_its_call_too(make_slice):
+    fun = jax.custom_jvp(raising_below_zero)
+    fun.defjvp(lambda primals, tangents: (fun(*primals), *tangents))
     slice_ = make_slice(2)
     calls = jit(fun, slice=slice_, in_shardings=P("data"))
     for value in (1, -1, 2):
