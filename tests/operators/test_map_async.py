@@ -279,7 +279,7 @@ def test_a_call_that_takes_too_long_fails(cluster, is_plain, tmp_path):
     flow = Dataflow(num_shards=1)
     fn = answer_plainly if is_plain else answer
     results, failed = flow.source([0, 1, 2]).map_async(
-        fn, timeout_s=0.1, limit=1, on_error="divert"
+        fn, timeout_s=0.5, limit=1, on_error="divert"
     )
     results.collect()
     failed.map(lambda f: (f.record, f.error_type, f.message)).collect("failed")
@@ -287,7 +287,7 @@ def test_a_call_that_takes_too_long_fails(cluster, is_plain, tmp_path):
     found = cluster.run(flow, timeout_s=30)  # while the call still goes on
     over.touch()  # the thread of the call ends when its function does
     assert found["out"] == [1, 2]
-    assert found["failed"] == [(0, "TimeoutError", "a call took longer than 0.1 s")]
+    assert found["failed"] == [(0, "TimeoutError", "a call took longer than 0.5 s")]
 
 
 def test_a_call_that_stops_the_loop_stops_no_other(cluster):

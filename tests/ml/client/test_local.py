@@ -36,6 +36,7 @@ from timelyml.ml.client import Client, Handle, local
 from timelyml.ml.client.local import LocalLink
 from timelyml.ml.functions import jit
 from timelyml.runtime.environment import worker_environment
+from timelyml.testing.leftovers import eventually
 
 TIMEOUT_S = 60.0
 NUM_STEPS = 5
@@ -153,6 +154,7 @@ def test_a_client_runs_ahead_by_a_bounded_number_of_calls(client, tmp_path):
 
     thread = threading.Thread(target=call_on)
     thread.start()
+    assert eventually(lambda: len(progress) == 4, TIMEOUT_S)
     thread.join(0.5)
     assert thread.is_alive()
     assert len(progress) == 4

@@ -10,6 +10,8 @@ from timelyml.ml.hosts.buffers import BufferStore
 from timelyml.ml.hosts.waiting import Launched, Lines, Started, Waiter
 from timelyml.testing.leftovers import eventually
 
+TIMEOUT_S = 30.0
+
 
 class Job:
     """Says that it ran; in its place stand arrays that a job holds."""
@@ -27,8 +29,8 @@ def test_what_the_last_job_held_goes_with_it():
     held, has_run = weakref.ref(job), job.has_run
     waiter._copy(job)
     del job
-    assert has_run.wait(5.0)
-    assert eventually(lambda: held() is None, 5.0)
+    assert has_run.wait(TIMEOUT_S)
+    assert eventually(lambda: held() is None, TIMEOUT_S)
     waiter.close()
 
 
