@@ -159,7 +159,9 @@ def test_stop_ends_an_endless_source(cluster):
     assert len(found) >= 6
 
 
-def test_stop_ends_a_regular_source_at_the_same_epoch_on_every_shard(cluster):
+def endless_run(cluster):
+    """A run of a regular source, which has come to epoch 5."""
+
     def endless(shard, num_shards):
         return ([shard] for _ in itertools.count())
 
@@ -169,6 +171,11 @@ def test_stop_ends_a_regular_source_at_the_same_epoch_on_every_shard(cluster):
 
     run = cluster.start(flow)
     run.probe("read").wait_until(5, timeout_s=10)
+    return run
+
+
+def test_stop_ends_a_regular_source_at_the_same_epoch_on_every_shard(cluster):
+    run = endless_run(cluster)
     run.stop(timeout_s=10)
 
     batches = run.result().batches("out")
@@ -177,15 +184,7 @@ def test_stop_ends_a_regular_source_at_the_same_epoch_on_every_shard(cluster):
 
 
 def test_stops_asked_for_by_many_threads_are_one_stop(cluster):
-    def endless(shard, num_shards):
-        return ([shard] for _ in itertools.count())
-
-    flow = Dataflow(num_shards=3)
-    share = flow.source(endless, regular=True)
-    share.exchange(lambda n: n, dense=True).count().probe("read").collect()
-
-    run = cluster.start(flow)
-    run.probe("read").wait_until(5, timeout_s=10)
+    run = endless_run(cluster)
     stops = [threading.Thread(target=run.stop, args=(True, 10)) for _ in range(4)]
     for stop in stops:
         stop.start()

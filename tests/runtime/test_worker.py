@@ -60,6 +60,32 @@ def summing():
     return Logic(on_batch=on_batch, on_notify=on_notify)
 
 
+def add_source(builder, num_epochs, *, num_shards):
+    """Add a source of `_rows`; returns its stream."""
+    (stream,) = builder.add_operator(
+        "source",
+        "source",
+        logic=source(num_epochs, _rows),
+        states=("state",),
+        is_source=True,
+        num_shards=num_shards,
+    )
+    return stream
+
+
+def add_summing(builder, spec, **options):
+    """Add a sink that sums what one input brings."""
+    builder.add_operator(
+        "sink",
+        "sink",
+        inputs=[spec],
+        num_outputs=0,
+        logic=summing(),
+        states=("state",),
+        **options,
+    )
+
+
 def chain(logic, pact, *, payload_of, num_epochs=3, shards=(4, 4), **options):
     """A graph of one source and one operator."""
     builder = GraphBuilder("chain")
@@ -209,14 +235,7 @@ def test_a_capability_allows_sends_on_its_own_output_only():
         shard.output(1).send(time, [1])
 
     builder = GraphBuilder("two ways")
-    (stream,) = builder.add_operator(
-        "source",
-        "source",
-        logic=source(1, _rows),
-        states=("state",),
-        is_source=True,
-        num_shards=1,
-    )
+    stream = add_source(builder, 1, num_shards=1)
     builder.add_operator(
         "fork",
         "fork",
@@ -241,14 +260,7 @@ def test_a_capability_gives_another_operator_no_right():
         shard.output().send(lent.time, [1])
 
     builder = GraphBuilder("lent")
-    (stream,) = builder.add_operator(
-        "source",
-        "source",
-        logic=source(1, _rows),
-        states=("state",),
-        is_source=True,
-        num_shards=1,
-    )
+    stream = add_source(builder, 1, num_shards=1)
     (lent,) = builder.add_operator(
         "lend", "lend", inputs=[InputSpec(stream)], logic=Logic(on_batch=on_batch)
     )
@@ -304,14 +316,7 @@ def test_a_capability_kept_in_state_holds_the_frontier_until_its_release():
                 shard.output().send(capability.time, [time * 10])
 
     builder = GraphBuilder("late")
-    (stream,) = builder.add_operator(
-        "source",
-        "source",
-        logic=source(3, _rows),
-        states=("state",),
-        is_source=True,
-        num_shards=1,
-    )
+    stream = add_source(builder, 3, num_shards=1)
     (late,) = builder.add_operator(
         "late",
         "late",
@@ -319,14 +324,7 @@ def test_a_capability_kept_in_state_holds_the_frontier_until_its_release():
         logic=Logic(on_batch=on_batch, on_activate=on_activate),
         states=("state",),
     )
-    builder.add_operator(
-        "sink",
-        "sink",
-        inputs=[InputSpec(late)],
-        num_outputs=0,
-        logic=summing(),
-        states=("state",),
-    )
+    add_summing(builder, InputSpec(late))
 
     assert World().run(builder.build()) == [(0, 0, 0), (1, 0, 10), (2, 0, 20)]
 
@@ -342,26 +340,13 @@ def test_queued_bytes_never_pass_the_credit_in_one_huge_epoch(num_workers):
         yield from rows(shard)
 
     builder = GraphBuilder("huge")
-    (stream,) = builder.add_operator(
-        "source",
-        "source",
-        logic=source(1, _rows),
-        states=("state",),
-        is_source=True,
-        num_shards=3,
-    )
+    stream = add_source(builder, 1, num_shards=3)
     (many,) = builder.add_operator(
         "many", "many", inputs=[InputSpec(stream)], logic=Logic(on_batch=on_batch)
     )
-    builder.add_operator(
-        "sink",
-        "sink",
-        inputs=[
-            InputSpec(many, Exchange(route=lambda rows, n: np.arange(len(rows)) % n))
-        ],
-        num_outputs=0,
-        logic=summing(),
-        states=("state",),
+    add_summing(
+        builder,
+        InputSpec(many, Exchange(route=lambda rows, n: np.arange(len(rows)) % n)),
     )
     world = World(num_workers)
 
@@ -384,14 +369,7 @@ def test_a_loop_beyond_its_budget_spills_and_loses_nothing(num_workers, mode):
             shard.output(1).send(delivery.time, rows)
 
     builder = GraphBuilder("loop")
-    (stream,) = builder.add_operator(
-        "source",
-        "source",
-        logic=source(2, _rows),
-        states=("state",),
-        is_source=True,
-        num_shards=3,
-    )
+    stream = add_source(builder, 2, num_shards=3)
     scope = builder.scope("doubling")
     loop = builder.feedback(scope, num_shards=3)
     again, out = builder.add_operator(
@@ -427,26 +405,11 @@ def test_direct_sends_go_to_the_named_shard_only():
         shard.output().send_to(delivery.time, 2, [shard.index])
 
     builder = GraphBuilder("direct")
-    (stream,) = builder.add_operator(
-        "source",
-        "source",
-        logic=source(1, _rows),
-        states=("state",),
-        is_source=True,
-        num_shards=3,
-    )
+    stream = add_source(builder, 1, num_shards=3)
     (sent,) = builder.add_operator(
         "send", "send", inputs=[InputSpec(stream)], logic=Logic(on_batch=on_batch)
     )
-    builder.add_operator(
-        "sink",
-        "sink",
-        inputs=[InputSpec(sent, Direct())],
-        num_outputs=0,
-        logic=summing(),
-        states=("state",),
-        num_shards=3,
-    )
+    add_summing(builder, InputSpec(sent, Direct()), num_shards=3)
 
     assert World(2).run(builder.build()) == [(0, 2, 3)]
 
@@ -485,14 +448,7 @@ def test_gradients_may_come_back_by_a_port_that_advances_time():
             shard.state["steps"] = shard.state.get("steps", 0) + 1
 
     builder = GraphBuilder("training")
-    (stream,) = builder.add_operator(
-        "source",
-        "source",
-        logic=source(4, _rows),
-        states=("state",),
-        is_source=True,
-        num_shards=1,
-    )
+    stream = add_source(builder, 4, num_shards=1)
     loop = builder.feedback(summary=identity, num_shards=1)
     (forward,) = builder.add_operator(
         "layer",
@@ -503,14 +459,7 @@ def test_gradients_may_come_back_by_a_port_that_advances_time():
         states=("state",),
     )
     loop.connect(forward)
-    builder.add_operator(
-        "sink",
-        "sink",
-        inputs=[InputSpec(forward)],
-        num_outputs=0,
-        logic=summing(),
-        states=("state",),
-    )
+    add_summing(builder, InputSpec(forward))
 
     assert World().run(builder.build()) == [(t, 0, t) for t in range(4)]
 
@@ -526,14 +475,7 @@ def test_a_notification_asked_for_by_two_ports_may_send_what_either_leads_to():
         shard.output(1).send(time, ["one"])
 
     builder = GraphBuilder("pair")
-    (stream,) = builder.add_operator(
-        "source",
-        "source",
-        logic=source(1, _rows),
-        states=("state",),
-        is_source=True,
-        num_shards=1,
-    )
+    stream = add_source(builder, 1, num_shards=1)
     outputs = builder.add_operator(
         "pair",
         "pair",

@@ -18,13 +18,6 @@ FLOAT32 = 1e-5
 
 
 @pytest.fixture(scope="module")
-def client():
-    quickly = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-    with ml.local(islands=2, devices_per_island=2, environment=quickly) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
 def here(client):
     return client.slice({"x": 2}, island="island-0")
 

@@ -25,13 +25,6 @@ SLOW = [pytest.param(i, marks=pytest.mark.slow) for i in range(120) if i not in 
 
 
 @pytest.fixture(scope="module")
-def client():
-    quickly = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-    with ml.local(islands=2, devices_per_island=2, environment=quickly) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
 def slices(client):
     return (
         client.slice({"x": 2}, island="island-0"),

@@ -1,0 +1,15 @@
+"""The cluster of tests that need no other."""
+
+from __future__ import annotations
+
+import pytest
+
+from timelyml import ml
+
+
+@pytest.fixture(scope="module")
+def client():
+    """A client of two islands of two devices, whose functions compile quickly."""
+    quickly = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    with ml.local(islands=2, devices_per_island=2, environment=quickly) as client:
+        yield client
