@@ -77,7 +77,8 @@ def test_a_slice_that_waited_is_given_devices_that_join_and_leave_in_peace(
     mine = client.slice({"x": 1}, memory_bytes=1 << 19)
     x = client.put(ARRAY, mine.sharding())
     worker = join("--devices", "2", "--drain", "60")
-    waited = client.slice({"x": 1}, memory_bytes=1 << 20, timeout_s=TIMEOUT_S)
+    more = (1 << 19) + 1  # than mine leaves
+    waited = client.slice({"x": 1}, memory_bytes=more, timeout_s=TIMEOUT_S)
     assert waited.island != mine.island
     pair = client.slice({"x": 2}, island=waited.island)
 
