@@ -74,7 +74,7 @@ def bars(timeline: Timeline) -> list[dict[str, float | int | str]]:
 def draw(timeline: Timeline, path: Path | str, *, title: str = "") -> None:
     """Save a picture: ranks from top to bottom, time to the right.
 
-    Needs matplotlib, which `pip install timelyml[plot]` brings.
+    Needs matplotlib, which the extra `plot` brings.
 
     Args:
         timeline: What ran when.
