@@ -97,6 +97,13 @@ def test_slices_that_reserve_nothing_share_devices_at_once():
     assert granted(manager, ask("small", 2)) == names(0, 1)
 
 
+def test_slices_that_share_go_where_not_all_memory_is_reserved():
+    manager = manager_of(mesh(2))
+    (full,) = granted(manager, ask("large", 1, memory_bytes=GIB))
+    for count in range(3):
+        assert granted(manager, ask(f"small {count}", 1)) != (full,)
+
+
 def test_a_request_waits_no_longer_than_its_client():
     manager = manager_of(mesh(1))
     granted(manager, ask("holder", 1, memory_bytes=GIB))

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from timelyml.ml.resources.fitting import Load
 from timelyml.ml.resources.inventory import Device
 
+_FULL = 1 << 30  # slices
+
 
 class Loads:
     """Counts of slices and reserved bytes by device.
@@ -38,8 +40,15 @@ class Loads:
                 del self._num_slices[name], self._reserved[name]
 
     def of(self, device: Device) -> Load:
-        """Return the number of slices on a device and the bytes they reserve."""
-        return self._num_slices.get(device.name, 0), self._reserved.get(device.name, 0)
+        """Return the number of slices on a device and the bytes they reserve.
+
+        One of which all is reserved counts as carrying more than any other: who shares
+        it can compute nothing there.
+        """
+        num_slices = self._num_slices.get(device.name, 0)
+        reserved = self._reserved.get(device.name, 0)
+        is_full = reserved >= device.memory_bytes
+        return num_slices + (_FULL if is_full else 0), reserved
 
     def is_free(self, name: str) -> bool:
         """Whether no slice stands on a device or moves to it."""
