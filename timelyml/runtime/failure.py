@@ -56,9 +56,9 @@ def operator_failure(
         where += f", shard {shard}"
     if time is not None:
         where += f", at time {time!r}"
-    for note in getattr(cause, "__notes__", ()):
-        if str(note).startswith(ROUTING_NOTE):
-            where += ", " + note.removeprefix("raised ")
+    _, note, reader = text.rpartition(ROUTING_NOTE)  # asking `cause` runs user code
+    if note:
+        where += f", while rows were routed to {reader.splitlines()[0]}"
     msg = f"operator {operator!r} {what} on {where}: {summary_of(cause)}"
     values = {
         "operator": operator,
