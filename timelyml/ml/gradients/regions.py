@@ -26,7 +26,7 @@ from timelyml.ml.programs import (
     Region,
     Value,
 )
-from timelyml.ml.programs.nodes import Exchange
+from timelyml.ml.programs.nodes import Exchange, replayed
 
 
 class Nesting(Passage):
@@ -237,10 +237,8 @@ class _BackControl(Back):
         given = [
             recorder.operand(each, node.kind) for each in (trail, *cotangents, *more)
         ]
-        found = recorder.control(
-            self._replayed((*given, *captured), tuple(placed), tuple(values))
-        )
-        return self._placed(found)
+        replay = replayed(node, (*given, *captured), placed, values)
+        return self._placed(recorder.control(replay))
 
     @abstractmethod
     def _insides(self, tapes: Sequence[Tape]) -> list[_Inside]:
@@ -260,15 +258,6 @@ class _BackControl(Back):
             Their regions, where their results lie, and what is carried beside
             cotangents.
         """
-
-    @abstractmethod
-    def _replayed(
-        self,
-        operands: tuple[Ref, ...],
-        regions: tuple[Region, ...],
-        values: tuple[Value, ...],
-    ) -> Branch | Loop:
-        """Return the node of the way back."""
 
     @abstractmethod
     def _placed(self, found: Sequence[Any]) -> Iterable[tuple[int, Any]]:
@@ -312,15 +301,6 @@ class _BackBranch(_BackControl):
             return value
         parts = [part for each in self._inner for part in each.parts_of(position)]
         return replace(value, spec=parts[0].spec, slice=parts[0].slice.name)
-
-    def _replayed(
-        self,
-        operands: tuple[Ref, ...],
-        regions: tuple[Region, ...],
-        values: tuple[Value, ...],
-    ) -> Branch | Loop:
-        node = self._node
-        return Branch(node.kind, operands, regions, values, node.line, is_replayed=True)
 
     def _placed(self, found: Sequence[Any]) -> Iterable[tuple[int, Any]]:
         return zip(self._step.wanted, found, strict=True)
@@ -370,18 +350,6 @@ class _BackLoop(_BackControl):
                 values.append(here)
         zeros = [self._outer.sums.total([], each) for each in values[len(types) :]]
         return [inner.again.region(results)], values, zeros
-
-    def _replayed(
-        self,
-        operands: tuple[Ref, ...],
-        regions: tuple[Region, ...],
-        values: tuple[Value, ...],
-    ) -> Branch | Loop:
-        node = self._node
-        (body,) = regions
-        return Loop(
-            operands, None, body, values, node.max_steps, node.line, is_replayed=True
-        )
 
     def _placed(self, found: Sequence[Any]) -> Iterable[tuple[int, Any]]:
         return zip((*self._step.live, *self._step.wanted), found, strict=True)

@@ -369,7 +369,27 @@ def has_effects(region: Region) -> bool:
     )
 
 
-def with_regions(node: Branch | Loop, change: Callable[[Region], Region]) -> Node:
+def replayed(
+    node: Branch | Loop,
+    operands: Sequence[Ref],
+    regions: Sequence[Region],
+    values: Sequence[Value],
+) -> Branch | Loop:
+    """Return what goes back over the trail, its first operand, of a branch or a loop.
+
+    Its regions are the ways back of those of the node; of a loop, of its body.
+    """
+    given, outputs = tuple(operands), tuple(values)
+    if isinstance(node, Loop):
+        (body,), most = regions, node.max_steps
+        return Loop(given, None, body, outputs, most, node.line, is_replayed=True)
+    ways = tuple(regions)
+    return Branch(node.kind, given, ways, outputs, node.line, is_replayed=True)
+
+
+def with_regions(
+    node: Branch | Loop, change: Callable[[Region], Region]
+) -> Branch | Loop:
     """Return a branch or loop with each of its regions changed."""
     if isinstance(node, Branch):
         return replace(node, regions=tuple(map(change, node.regions)))
