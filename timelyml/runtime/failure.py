@@ -56,9 +56,10 @@ def operator_failure(
         where += f", shard {shard}"
     if time is not None:
         where += f", at time {time!r}"
-    _, note, reader = text.rpartition(ROUTING_NOTE)  # asking `cause` runs user code
+    _, note, rest = text.rpartition(ROUTING_NOTE)  # asking `cause` runs user code
     if note:
-        where += f", while rows were routed to {reader.splitlines()[0]}"
+        name, _, _ = rest.partition("\n")
+        where += f", while rows were routed to {name}"
     msg = f"operator {operator!r} {what} on {where}: {summary_of(cause)}"
     values = {
         "operator": operator,
