@@ -55,6 +55,8 @@ class Pass:
     _channels: dict[Action, Any] = field(default_factory=dict)
     _expected: set[Action] = field(default_factory=set)
     _live: dict[tuple[int, int], _Live] = field(default_factory=dict)
+    _sizes: dict[tuple[int, int], int] = field(default_factory=dict)
+    _held: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def do(self, action: Action) -> None:
         """Start one action."""
@@ -67,7 +69,7 @@ class Pass:
             tick = self._compute(action)
             rank = self.schedule.rank_of_stage[action.stage]
             self.record.started(rank, action, tick)
-            self.record.holds(self._held_by_stage())
+            self.record.holds({action.stage: self._now_held(action)})
 
     def _compute(self, action: Action) -> Any:
         if action.op is Op.FORWARD:
@@ -141,12 +143,19 @@ class Pass:
         self._expected.remove(receive)
         return self._channels.pop(receive)
 
-    def _held_by_stage(self) -> dict[int, tuple[int, int]]:
-        """Count the microbatches that each stage holds, and the bytes of their handles."""
-        held: dict[int, tuple[int, int]] = {}
-        for (stage, _), live in self._live.items():
-            count, size = held.get(stage, (0, 0))
+    def _now_held(self, action: Action) -> tuple[int, int]:
+        """Count the microbatches that its stage holds, and the bytes of their handles.
+
+        Only what the action changed is looked at: a step has as many actions as it
+        holds things, and all of them were more than the rest of starting one.
+        """
+        key = action.stage, action.microbatch
+        count, total = self._held.get(action.stage, (0, 0))
+        if (before := self._sizes.pop(key, None)) is not None:
+            count, total = count - 1, total - before
+        if (live := self._live.get(key)) is not None:
             leaves = jax.tree.leaves((live.saved, live.carried))
-            size += sum(each.type.size_bytes for each in leaves)
-            held[stage] = count + 1, size
-        return held
+            self._sizes[key] = sum(each.type.size_bytes for each in leaves)
+            count, total = count + 1, total + self._sizes[key]
+        self._held[action.stage] = count, total
+        return count, total

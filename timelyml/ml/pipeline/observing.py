@@ -50,7 +50,7 @@ class PipelineRecord:
             self._started.append((rank, action, tick))
 
     def holds(self, held: Mapping[int, tuple[int, int]]) -> None:
-        """Note what stages hold now: microbatches and bytes."""
+        """Note what stages hold now, where that changed: microbatches and bytes."""
         for stage, (count, size) in held.items():
             self.peak_live[stage] = max(self.peak_live.get(stage, 0), count)
             self.peak_bytes[stage] = max(self.peak_bytes.get(stage, 0), size)
