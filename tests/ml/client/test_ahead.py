@@ -212,10 +212,28 @@ def test_calls_are_not_kept_for_ever_by_others_that_do_not_end():
 def test_programs_say_nothing_of_how_long_a_call_takes():
     inbox = Inbox(1 << 20)
     inbox.begin_call()
-    inbox.receive(Finished(1, (), ()))
+    inbox.receive(Finished(1, (), (), device_ns=64_000))
     pace_s = inbox.pace_s
     assert pace_s > 0
+    assert inbox.call_s == pytest.approx(1e-6)
     for _ in range(100):
         inbox.begin_call(is_program=True)
-        inbox.receive(Finished(1, (), ()))
+        inbox.receive(Finished(1, (), (), device_ns=5_000_000))
     assert inbox.pace_s == pace_s
+    assert inbox.call_s == pytest.approx(1e-6)
+
+
+@pytest.mark.parametrize(("is_alone", "num_calls"), [(True, 64), (False, 16)])
+def test_who_has_devices_alone_sends_more_calls_together(
+    is_alone, num_calls, unhurried
+):
+    rig = Rig(0)
+    rig.inbox.begin_call(64)
+    rig.inbox.receive(Finished(1, (), (), device_ns=64 * 400_000, is_alone=is_alone))
+    rig.inbox.pace_s = 1e-4  # as is the device time: a quarter of the news counts
+    for _ in range(3 * num_calls):
+        rig.held = rig.call(rig.held[-1:], 1)
+    rig.check()
+    nodes = [len(each.nodes) for each in rig.sender.programs]
+    assert max(nodes) == 1 + num_calls  # with what it takes
+    rig.ahead.close()

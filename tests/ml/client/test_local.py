@@ -649,7 +649,7 @@ def test_a_cancelled_call_leaves_those_alone_that_travel_with_it(
     x = client.put(np.ones(2, np.float32), slice_.sharding())
 
     def calls():
-        client._inbox.pace_s = 1e-4
+        client._inbox.pace_s = client._inbox.call_s = 1e-4
         mine, other = double(x), add(x)
         return mine, add(mine), other
 

@@ -405,3 +405,16 @@ def test_what_an_end_lets_begin_is_told_after_what_had_its_place_before(monkeypa
     assert told == [7, 8, 9]
     dispatch.follow([grant(10)])
     assert told[3:] == [10]
+
+
+def test_a_client_hears_what_calls_took_and_whether_others_run_there():
+    world = World(3, {"a": [0]}, num_clients=2)
+    mine, theirs = world.slice(1, 2), world.slice(2, 2)
+    for client, slice_ in ((1, mine), (2, theirs), (1, mine)):
+        world.call("f", slice_, [world.put(slice_, client)], client=client)
+        world.settle()
+    first, last = [
+        each for each in world.heard[1] if isinstance(each, Finished) and each.num_calls
+    ]
+    assert min(first.device_ns, last.device_ns) > 0
+    assert (first.is_alone, last.is_alone) == (True, False)

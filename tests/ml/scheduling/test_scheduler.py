@@ -402,3 +402,17 @@ def test_one_long_gang_is_next_while_another_runs_and_short_ones_fill_the_window
     finish(made, 2, device_ns=50_000_000)
     ordered = [n for k in range(40) for n in granted(submit(made, "a", f"s{k}", short))]
     assert len(ordered) == 32
+
+
+def test_who_is_alone_has_more_under_way_until_somebody_else_comes():
+    ms = 10**6
+    made = scheduler(max_unfinished=32, window_ns=4 * ms, window_alone_ns=12 * ms)
+    graph = GangGraph([Gang("f", "left", estimate_ns=ms)])
+    ordered = [granted(submit(made, "a", f"p{number}", graph)) for number in range(20)]
+    assert sum(map(len, ordered)) == 12
+    assert made.is_alone("a", "left")
+    submit(made, "b", "q", graph)
+    assert not made.is_alone("a", "left")
+    assert made.is_alone("b", "right")
+    ordered = [granted(finish(made, sequence, "h0")) for sequence in range(9)]
+    assert ordered == [[]] * 8 + [["p12"]]

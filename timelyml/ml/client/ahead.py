@@ -37,6 +37,11 @@ BATCH_S = 2e-3
 """How long these may take together: whoever waits for one waits for all of them, and of
 clients that take turns by their shares each gets so much at a time."""
 
+BATCH_ALONE_S = 8e-3
+"""Device time that those of a client may take that has its devices for itself. By the
+pace at which they end, which includes what they cost, it would collect the fewer, the
+slower they are, and have them cost the more."""
+
 MIN_UNDER_WAY = 16
 """Calls that keep devices busy while others are collected."""
 
@@ -52,6 +57,9 @@ DELAY_S = 1e-3
 MAX_DELAY_S = 1e-3
 """How long while what is under way keeps devices busy: a client that holds calls back for
 longer is not there when its turn comes."""
+
+MAX_DELAY_ALONE_S = 8e-3
+"""The same where nobody else takes turns."""
 
 YIELD_S = 5e-4
 """How long a client waits after a call while enough long ones are under way. Where the
@@ -88,6 +96,7 @@ class Ahead:
         # Of each sequence that came, its program; None until it comes again.
         self._numbers: dict[Key, int | None] = {}
         self._given_back: set[str] = set()
+        self._may_travel: dict[str, bool] = {}  # of computations, by identity
         self._bell: SimpleQueue[bool] = SimpleQueue()
         self._is_closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -98,13 +107,31 @@ class Ahead:
         inbox = self._inbox
         if (
             inbox.num_unfinished >= MIN_UNDER_WAY
-            and 0 < inbox.pace_s <= MAX_PACE_S
+            and 0 < (inbox.call_s if inbox.is_alone else inbox.pace_s) <= MAX_PACE_S
             and call.slice.name not in self._given_back
-            and _may_travel(call)
+            and self._fits(call)
         ):
             return True
         self.flush()
         return False
+
+    def _most(self) -> int:
+        """Return how many calls may travel together."""
+        if self._inbox.is_alone:
+            return _most_at(self._inbox.call_s, BATCH_ALONE_S)
+        return _most_at(self._inbox.pace_s, BATCH_S)
+
+    def _fits(self, call: TracedCall) -> bool:
+        """Whether a call could be part of a program that takes handles where they lie."""
+        computation, slice_ = call.computation, call.slice
+        may_travel = self._may_travel.get(computation.identity)
+        if may_travel is None:
+            may_travel = _may_travel(computation)
+            self._may_travel[computation.identity] = may_travel
+        return may_travel and all(
+            isinstance(each, Handle) and each.slice is slice_ and each.spec == spec
+            for each, spec in zip(call.operands, computation.in_specs, strict=True)
+        )
 
     def add(
         self,
@@ -122,7 +149,7 @@ class Ahead:
             ):
                 self._send()
             if self._batch is None:
-                most = _most_at(self._inbox.pace_s)
+                most = self._most()
                 self._batch = Batch(slice_, most, time.monotonic())
                 self._ring()
             self._batch.add(computation, operands, results)
@@ -163,7 +190,8 @@ class Ahead:
                 return
             age_s = time.monotonic() - self._batch.began_s
             is_needed = inbox.num_unfinished * inbox.pace_s < 2 * DELAY_S
-            if age_s >= (DELAY_S if is_needed else MAX_DELAY_S):
+            longest_s = MAX_DELAY_ALONE_S if inbox.is_alone else MAX_DELAY_S
+            if age_s >= (DELAY_S if is_needed else longest_s):
                 self._send()
             else:
                 self._ring()
@@ -263,29 +291,24 @@ class Ahead:
             self._bell.put(True)
 
 
-def _most_at(pace_s: float) -> int:
+def _most_at(call_s: float, most_s: float) -> int:
     """Return how many calls may travel together; few numbers, so that they come again.
 
-    >>> _most_at(10e-6), _most_at(100e-6), _most_at(1.2e-3)
+    >>> _most_at(10e-6, 2e-3), _most_at(100e-6, 2e-3), _most_at(1.2e-3, 2e-3)
     (128, 16, 2)
     """
     most = MAX_CALLS
-    while most > 2 and most * pace_s > BATCH_S:
+    while most > 2 and most * call_s > most_s:
         most //= 2
     return most
 
 
-def _may_travel(call: TracedCall) -> bool:
-    """Whether a call could be part of a program that takes handles where they lie."""
-    computation, slice_ = call.computation, call.slice
+def _may_travel(computation: Computation) -> bool:
+    """Whether calls of a computation may wait for others, and go with them."""
     if computation.donated or computation.has_effects:
         return False
-    size = sum(each.size_bytes for each in computation.in_types)
-    size += sum(each.size_bytes for each in computation.out_types)
-    return size <= SMALL_BYTES and all(
-        isinstance(each, Handle) and each.slice is slice_ and each.spec == spec
-        for each, spec in zip(call.operands, computation.in_specs, strict=True)
-    )
+    types = (*computation.in_types, *computation.out_types)
+    return sum(each.size_bytes for each in types) <= SMALL_BYTES
 
 
 def _serve(

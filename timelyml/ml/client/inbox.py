@@ -23,7 +23,7 @@ from timelyml.ml.controller.messages import (
 from timelyml.ml.controller.resource_messages import Moved
 from timelyml.runtime.failure import unpack_error
 
-PACE_CALLS = 64
+SEEN_CALLS = 64
 """How many calls are looked at to tell how long one takes; more or less."""
 
 
@@ -53,8 +53,12 @@ class Inbox:
         self._weights: deque[tuple[int, bool]] = deque()
         self._finished_at = 0.0
         self.pace_s = 0.0
-        """How long a call takes on average, of those that follow one another; 0 if that
-        is not known."""
+        """How long it takes on average from the end of a call to that of the next, of
+        those that follow one another; 0 if that is not known."""
+        self.call_s = 0.0
+        """Device time of a call on average; 0 if that is not known."""
+        self.is_alone = False
+        """Whether no other client has run anything where the last calls ran."""
         self._end: TimelyError | None = None  # why nothing will be answered any more
 
     @property
@@ -158,7 +162,11 @@ class Inbox:
             self._changed.notify_all()
 
     def _on_finished(self, message: Finished) -> None:
-        self._end_calls(message.num_calls)
+        ended = self._end_calls(message.num_calls)
+        if ended:
+            self.is_alone = message.is_alone
+            call_s = message.device_ns / 1e9 / ended
+            self.call_s += (call_s - self.call_s) * _weight_of(ended)
         for buffer in message.buffers:
             handle = self._handles.get(buffer)
             if handle is not None:
@@ -168,20 +176,24 @@ class Inbox:
             if handle is not None:
                 handle.take(value)
 
-    def _end_calls(self, num_messages: int) -> None:
-        """Count messages whose calls are over, on one slice in the order of sending."""
-        if not num_messages:
-            return
+    def _end_calls(self, num_messages: int) -> int:
+        """Count messages whose calls are over, on one slice in the order of sending.
+
+        Returns:
+            How many calls they were; 0 if not all of them were calls.
+        """
         messages = [self._weights.popleft() for _ in range(num_messages)]
         ended = sum(num_calls for num_calls, _ in messages)
+        if not ended:
+            return 0
         self._num_unfinished -= ended
         now = time.monotonic()
         pace_s = (now - self._finished_at) / ended
         self._finished_at = now
         if any(is_program for _, is_program in messages):
-            return
-        # A single call, which may have waited for anything, says less than many.
-        self.pace_s += (pace_s - self.pace_s) * min(1 / 4, ended / PACE_CALLS)
+            return 0
+        self.pace_s += (pace_s - self.pace_s) * _weight_of(ended)
+        return ended
 
     def _on_fetched(self, message: Fetched) -> None:
         self._fetching.discard(message.buffer)
@@ -197,3 +209,11 @@ class Inbox:
             handle = self._handles.get(buffer)
             if handle is not None:
                 handle.fail(unpack_error(packed))
+
+
+def _weight_of(num_calls: int) -> float:
+    """Return how much news of calls counts.
+
+    A single call, which may have waited for anything, says less than many.
+    """
+    return min(1 / 4, num_calls / SEEN_CALLS)

@@ -29,6 +29,7 @@ class Releases:
         self._link = link
         self._numbers: deque[int] = deque()
         self._bell: SimpleQueue[bool] = SimpleQueue()  # may be rung from a finaliser
+        self._is_rung = False
         self._is_closed = threading.Event()
         weakref.finalize(self, self._bell.put, False)
         self._thread = threading.Thread(
@@ -42,7 +43,9 @@ class Releases:
     def add(self, number: int) -> None:
         """Let go of a value; from any thread, and at any time."""
         self._numbers.append(number)
-        self._bell.put(True)
+        if not self._is_rung:  # else the thread will look, and has not yet
+            self._is_rung = True
+            self._bell.put(True)
 
     def flush(self) -> None:
         """Tell what was let go of so far.
@@ -50,6 +53,7 @@ class Releases:
         Raises:
             TimelyError: Nothing can be told any more.
         """
+        self._is_rung = False  # before looking: who adds something later rings anew
         numbers = []
         while self._numbers:
             try:

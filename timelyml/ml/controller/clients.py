@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from timelyml.errors import ConfigError
+from timelyml.ml.controller.records import SliceRecord
 from timelyml.ml.controller.usage import DeviceTime
+from timelyml.ml.controller.work import Work
 from timelyml.ml.scheduling import Effect, GangScheduler, Islands
 
 _MAX_WISH = 1 << 31
@@ -86,6 +88,15 @@ class Clients:
         self._islands.add(island, scheduler)
         for client, each in self._clients.items():
             scheduler.join(str(client), weight=each.weight)
+
+    def is_alone(self, work: Work, slices: Mapping[str, SliceRecord]) -> bool:
+        """Whether no other client that is there has wanted the devices of work."""
+        schedulers = self._islands.schedulers
+        return all(
+            (scheduler := schedulers.get(slices[name].order)) is not None
+            and scheduler.is_alone(str(work.client), name)
+            for name in work.slices
+        )
 
     def priority(self, client: int) -> int:
         """Return the priority of what a client runs; 0 once it is gone."""

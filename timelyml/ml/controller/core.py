@@ -55,7 +55,7 @@ from timelyml.ml.hosts import (
     Spilled,
     Time,
 )
-from timelyml.ml.scheduling import GangScheduler, Policy
+from timelyml.ml.scheduling import WINDOW_ALONE_NS, GangScheduler, Policy
 from timelyml.runtime.failure import pack_error
 
 DEFAULT_MEMORY_BYTES = 4 << 30
@@ -275,7 +275,9 @@ class Core:
         policy = self._policy() if self._policy is not None else None
         # Each call may be a loop, which has several parts under way.
         most = self._limits.max_calls * (MAX_PARTS_AHEAD + 1)
-        scheduler = GangScheduler(policy, max_programs=most)
+        scheduler = GangScheduler(
+            policy, window_alone_ns=WINDOW_ALONE_NS, max_programs=most
+        )
         self._clients.add_island(order, scheduler)
 
     def _add_island(

@@ -5,8 +5,7 @@ that is, and once the work before it has asked: who holds memory then waits for 
 who has none. With its memory it begins: hosts are told to prepare, and the schedulers
 get it. It is ordered after all work that makes what it takes.
 
-What a call of a computation and one of a program are made of is for their owners to
-know (`calls.py`, `programs.py`).
+What calls are made of is for their owners to know (`calls.py`, `programs.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from timelyml.ml.controller.readers import Readers
 from timelyml.ml.controller.records import Outbox, SliceRecord
 from timelyml.ml.controller.turns import InTurn
 from timelyml.ml.controller.usage import DeviceTime
-from timelyml.ml.controller.work import Work, is_heir
+from timelyml.ml.controller.work import Work, is_heir, news_of
 from timelyml.ml.hosts import Done
 from timelyml.ml.scheduling import (
     Effect,
@@ -198,7 +197,8 @@ class Dispatch:
             if isinstance(effect, Grant):
                 self._pending += self._grant(island, effect)
             elif isinstance(effect, GangDone):
-                self.by_sequence.pop((island, effect.sequence), None)
+                work, _ = self.by_sequence.pop((island, effect.sequence))
+                work.device_ns += effect.device_ns
                 self.device_time.charge(effect)
             elif isinstance(effect, ProgramDone):
                 self._finish(self._works[effect.program], effect.outcome)
@@ -348,10 +348,9 @@ class Dispatch:
         fates = work.owner.fates(work)
         good = []
         for entry in work.results:
-            out = entry.buffer.number
             if entry.state is BufferState.FAILED:
                 continue  # lost with its island, as its client has heard
-            if out in fates:
+            if (out := entry.buffer.number) in fates:
                 self._buffers.fail(entry, fates[out])
             else:
                 good.append(out)
@@ -363,7 +362,8 @@ class Dispatch:
         for error in dict.fromkeys(fates.values()):
             outs = tuple(out for out in work.outs if fates.get(out) == error)
             self._outbox.tell(work.client, Failed(0, outs, error))
-        self._outbox.finished(work.client, tuple(good), work.values)
+        is_alone = self.clients.is_alone(work, self._slices)
+        self._outbox.finished(work.client, news_of(work, good, is_alone=is_alone))
         self._end(work)
         if is_heir(work):
             del self._works[work.parent.program]

@@ -334,11 +334,15 @@ class Finished:
         num_calls: How many.
         buffers: What they returned, all there now.
         values: Those that are small, whole.
+        device_ns: Device time that these calls took.
+        is_alone: Whether no other client has run anything where they ran.
     """
 
     num_calls: int
     buffers: tuple[int, ...]
     values: tuple[tuple[int, Any], ...]
+    device_ns: int = 0
+    is_alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

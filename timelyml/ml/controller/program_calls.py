@@ -49,6 +49,7 @@ class ProgramRecord:
     is_begun: bool = False
     num_waits: int = 0
     num_moves: int = 0
+    device_ns: int = 0
     dependants: list[tuple[str, int, int]] = field(default_factory=list)
     error: bytes | None = None
     values: dict[int, Any] = field(default_factory=dict)

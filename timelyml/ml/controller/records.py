@@ -289,15 +289,18 @@ class Outbox:
         self._tell_finished(client)
         self._effects.append(ToClient(client, body))
 
-    def finished(
-        self, client: int, buffers: tuple[int, ...], values: dict[int, Any]
-    ) -> None:
-        """Tell a client that a call is over, together with others."""
-        before = self._finished.get(client, Finished(0, (), ()))
+    def finished(self, client: int, finished: Finished) -> None:
+        """Tell a client that calls are over, together with others."""
+        before = self._finished.get(client)
+        if before is None:
+            self._finished[client] = finished
+            return
         self._finished[client] = Finished(
-            before.num_calls + 1,
-            before.buffers + buffers,
-            before.values + tuple(values.items()),
+            before.num_calls + finished.num_calls,
+            before.buffers + finished.buffers,
+            before.values + finished.values,
+            before.device_ns + finished.device_ns,
+            before.is_alone and finished.is_alone,
         )
 
     def flush(self) -> list[Effect]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from timelyml.ml.controller.messages import Finished
 from timelyml.ml.functions import Computation
 from timelyml.ml.hosts import Done
 from timelyml.ml.scheduling import Grant, SpreadGraph
@@ -26,6 +27,7 @@ class Work(Protocol):
         is_begun: Whether it has its memory, and the schedulers know it.
         num_waits: Work that has to be ordered before it can be.
         num_moves: How many slices had moved when it was last placed.
+        device_ns: Device time that it took so far.
         dependants: Gangs that may be ordered once this is, and their slot for it.
         error: Pickled, why it, or some of it, did not run.
         values: Small results.
@@ -39,6 +41,7 @@ class Work(Protocol):
     is_begun: bool
     num_waits: int
     num_moves: int
+    device_ns: int
     error: bytes | None
 
     @property
@@ -190,6 +193,7 @@ class CallRecord:
         is_begun: Whether it has its memory, and the scheduler knows it.
         is_ordered: Whether it has its place in the order of the island.
         num_waits: Calls that have to be ordered before it can be.
+        device_ns: Device time that it took.
         dependants: Gangs that may be ordered once this is, and their slot for it.
         error: Pickled, what the first host that failed reported.
         values: Small results.
@@ -212,6 +216,7 @@ class CallRecord:
     is_ordered: bool = False
     num_waits: int = 0
     num_moves: int = 0
+    device_ns: int = 0
     dependants: list[tuple[str, int, int]] = field(default_factory=list)
     error: bytes | None = None
     values: dict[int, Any] = field(default_factory=dict)
@@ -269,6 +274,12 @@ class CallRecord:
             for position in self.computation.donated
             if self.is_placed[position] and position not in self.copied
         )
+
+
+def news_of(work: Work, good: Iterable[int], *, is_alone: bool) -> Finished:
+    """Return what the client of work hears once that is over, of what is there."""
+    values = tuple(work.values.items())
+    return Finished(1, tuple(good), values, work.device_ns, is_alone)
 
 
 def is_heir(work: Work) -> bool:

@@ -14,6 +14,7 @@ from timelyml.ml.scheduling.scheduler import GangScheduler
 from timelyml.ml.scheduling.values import (
     DEFAULT_WINDOW_NS,
     MAX_UNFINISHED,
+    WINDOW_ALONE_NS,
     Drained,
     Effect,
     Gang,
@@ -31,6 +32,7 @@ from timelyml.ml.scheduling.values import (
 __all__ = [
     "DEFAULT_WINDOW_NS",
     "MAX_UNFINISHED",
+    "WINDOW_ALONE_NS",
     "Accounts",
     "Candidate",
     "Dispatch",

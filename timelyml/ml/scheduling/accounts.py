@@ -102,6 +102,14 @@ class Accounts:
             account.virtual_ns += total // weight
             account.remainder = total % weight
 
+    def is_alone(self, client: str, groups: Iterable[int]) -> bool:
+        """Whether no other client that is here has wanted any of these groups."""
+        return all(self._by_group.get(each, {}).keys() <= {client} for each in groups)
+
+    def num_clients(self, group: int) -> int:
+        """Return how many clients that are here have wanted this group."""
+        return len(self._by_group.get(group, ()))
+
     def refresh(self) -> None:
         """Let the virtual time of each group follow its clients, before using `lag`."""
         for group in self._by_group:

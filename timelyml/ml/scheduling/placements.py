@@ -27,13 +27,21 @@ class Placements:
     """Named device sets with bounded work under way on every device.
 
     A device takes another launch while it has fewer than `max_unfinished`, and less
-    than `window_ns` of expected device time, under way; however long they are, it takes
-    one to run and one to be next.
+    than `window_ns` of expected device time, under way, or `window_alone_ns` while it
+    has had one client only; however long they are, it takes one to run and one to be
+    next.
     """
 
-    def __init__(self, accounts: Accounts, window_ns: int, max_unfinished: int) -> None:
+    def __init__(
+        self,
+        accounts: Accounts,
+        window_ns: int,
+        window_alone_ns: int,
+        max_unfinished: int,
+    ) -> None:
         self._accounts = accounts
         self._window_ns = window_ns
+        self._window_alone_ns = window_alone_ns
         self._max_unfinished = max_unfinished
         self._groups = DeviceGroups()
         self._loads: dict[int, _Load] = {}
@@ -132,4 +140,9 @@ class Placements:
         load = self._loads[group]
         if load.num_unfinished >= self._max_unfinished:
             return False
-        return load.pending_ns < self._window_ns or load.num_unfinished < KEPT_BUSY
+        if load.num_unfinished < KEPT_BUSY:
+            return True
+        is_alone = self._accounts.num_clients(group) < 2
+        return load.pending_ns < (
+            self._window_alone_ns if is_alone else self._window_ns
+        )

@@ -54,6 +54,7 @@ class GangScheduler:
     Args:
         policy: Sorts what could be ordered next; first in, first out unless given.
         window_ns: Expected device time that may be under way on a device.
+        window_alone_ns: The same while it has had one client only; `window_ns` if None.
         max_unfinished: Launches that may be unfinished on a device.
         max_programs: Programs that a client may have at once.
     """
@@ -63,12 +64,15 @@ class GangScheduler:
         policy: Policy | None = None,
         *,
         window_ns: int = DEFAULT_WINDOW_NS,
+        window_alone_ns: int | None = None,
         max_unfinished: int = MAX_UNFINISHED,
         max_programs: int = 1024,
     ) -> None:
         self.trace: deque[Effect] = deque(maxlen=TRACE_LENGTH)
         self._accounts = Accounts(2 * window_ns)
-        self._placements = Placements(self._accounts, window_ns, max_unfinished)
+        alone_ns = window_ns if window_alone_ns is None else window_alone_ns
+        windows = window_ns, alone_ns
+        self._placements = Placements(self._accounts, *windows, max_unfinished)
         self._order = GangOrder(policy or Fifo(), self._accounts, self._placements)
         self._max_programs = max_programs
         self._clients: dict[str, dict[str, ProgramRun]] = {}
@@ -283,6 +287,12 @@ class GangScheduler:
             hosts.isdisjoint(self._placements.hosts_of(each.placement))
             for each in launches.values()
             if each.sequence < sequence
+        )
+
+    def is_alone(self, client: str, placement: str) -> bool:
+        """Whether no other client that is here has wanted devices of a placement."""
+        return placement in self._placements and self._accounts.is_alone(
+            client, self._placements.groups_of(placement)
         )
 
     def is_used(self, placement: str) -> bool:
