@@ -1,8 +1,8 @@
 """Training of Transformers beside plain JAX, and over two islands: Table 1, Figure 12.
 
 A step of about 20, 100 and 500 ms is one compiled function, its rows cut over two virtual
-devices of one worker; beside it the same function by plain JAX on two devices of a process
-of its own. Then replicas on two islands of one device, whose gradients cross chunk by
+devices of one worker, called for each step or in programs of several; beside it the same
+function by plain JAX on two devices of a process of its own. Then replicas on two islands of one device, whose gradients cross chunk by
 chunk (`examples.two_islands`), beside the same on one island of two devices. All take
 turns; each ratio is the median of the rounds' own ratios. Steps are started ahead of
 replies, and compiled before.
@@ -11,6 +11,7 @@ replies, and compiled before.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -37,6 +38,8 @@ NUM_DEVICES = 2
 MIN_PLAIN = 0.97
 MIN_ISLANDS = 0.95
 CHUNKS = 4
+IN_PROGRAM = 8
+"""Steps that one program makes."""
 
 Run = Callable[[int], float]
 """Trains for so many steps; returns the seconds."""
@@ -79,13 +82,23 @@ def beside_plain(
             runs: dict[str, Run] = {
                 "reference": partial(plain, name),
                 "ours": one_function(client, transformers.named(name)),
+                "programs": one_function(
+                    client, transformers.named(name), in_program=IN_PROGRAM
+                ),
             }
             found[name] = in_turn(runs, num_rounds, seconds)
     return found
 
 
-def one_function(client: ml.Client, settings: Settings) -> Run:
-    """Return what trains by calls of one function on all devices."""
+def one_function(client: ml.Client, settings: Settings, *, in_program: int = 1) -> Run:
+    """Return what trains by calls of one function on all devices.
+
+    Args:
+        client: Of one island.
+        settings: Of the model.
+        in_program: How many steps are called as one program; the rest of a number of
+            steps that is no multiple are called one by one.
+    """
     slice_ = client.slice({AXIS: NUM_DEVICES})
     whole, cut = P(), P(AXIS)  # type: ignore[no-untyped-call]  # JAX is typed in part
     optimiser = model.optimiser(settings)
@@ -97,14 +110,26 @@ def one_function(client: ml.Client, settings: Settings) -> Run:
         donate_argnums=(0, 1),
     )
     params = model.init(settings)
-    held = [client.put((params, optimiser.init(params)), slice_.sharding(whole))]
+    held = client.put((params, optimiser.init(params)), slice_.sharding(whole))
     batch = client.put(transformers.batch_of(settings), slice_.sharding(cut))
 
+    def several(params: Any, state: Any, batches: Sequence[Any]) -> Any:
+        losses = []
+        for each in batches:
+            params, state, loss = step(params, state, *each)
+            losses.append(loss)
+        return params, state, losses
+
+    program = ml.program(several)
+
     def run(num_steps: int) -> float:
+        nonlocal held
         began = time.perf_counter()
-        for _ in range(num_steps):
-            *new, _ = step(*held[0], *batch)
-            held[0] = tuple(new)
+        num_programs = num_steps // in_program if in_program > 1 else 0
+        for _ in range(num_programs):
+            *held, _ = program(*held, [batch] * in_program)
+        for _ in range(num_steps - num_programs * in_program):
+            *held, _ = step(*held, *batch)
         wait_for(held)
         return time.perf_counter() - began
 
@@ -163,9 +188,12 @@ def in_turn(
     runs: dict[str, Run], num_rounds: int, seconds: float
 ) -> list[dict[str, float]]:
     """Return, for each round, the seconds of a step of each, measured one after another."""
-    for run in runs.values():
-        run(2)  # compiles, and finds its pace
+    for name, run in runs.items():  # compiles, and finds its pace
+        run(2 * IN_PROGRAM if name == "programs" else 2)
+    gc.freeze()  # or full collections look through all that was traced, for 0.2 s each
     steps = max(2, round(seconds / (runs["reference"](2) / 2)))
+    if "programs" in runs:
+        steps = -(-steps // IN_PROGRAM) * IN_PROGRAM
     return [
         {name: run(steps) / steps for name, run in runs.items()}
         for _ in range(num_rounds)
@@ -181,12 +209,13 @@ def add_rows(
 ) -> None:
     """Add the reference and ours, in tokens per second, and whether the aim is met."""
     tokens = settings.batch * settings.length
+    suffixes = {"reference": "_reference", "ours": "", "programs": "_in_programs"}
     for what in rounds[0]:
         seconds = median(each[what] for each in rounds)
         ratio = median(each["reference"] / each[what] for each in rounds)
-        is_ours = what == "ours"
+        is_ours = what != "reference"
         table.add(
-            f"{name}{'' if is_ours else '_reference'}_tokens_per_s",
+            f"{name}{suffixes[what]}_tokens_per_s",
             tokens / seconds,
             "/s",
             target=f"at least {aim:g}" if is_ours else "",

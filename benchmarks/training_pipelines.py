@@ -5,12 +5,15 @@ one island and of four; beside it, in processes of plain JAX on the same cores, 
 model on one device that uses all of them, and with its rows cut over as many devices as
 there are stages (SPMD). All take turns; ratios are medians of the rounds' own. Then the
 bubble of every schedule on up to 16 paced devices, where a forward pass and both parts of
-a backward pass take 40 ms each and nothing is computed, beside that of its formula.
+a backward pass take so long each and nothing is computed, beside that of its formula. The
+formula has values go from device to device in no time; here they take some milliseconds,
+with each device's process on a share of the cores, so passes have to be long to that.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import time
 from collections.abc import Sequence
@@ -37,14 +40,7 @@ PER_STAGE = 4
 MAX_ISLANDS = 4
 MIN_SPEED, MIN_ISLANDS, MAX_OFF = 0.92, 0.97, 0.05
 
-PACE_S = 0.04
-PACED_S = {
-    "layer_forward": PACE_S,
-    "layer_backward": 2 * PACE_S,
-    "layer_input": PACE_S,
-    "layer_weight": PACE_S,
-    **dict.fromkeys(("begin", "loss", "update"), 1e-4),
-}
+PACE_MS = 400.0
 OPTIMISER = optax.sgd(0.1)
 STARTUP_S = 300.0
 PACED_PER_RANK = 1
@@ -65,6 +61,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--steps", type=int, default=1, help="of each figure")
     parser.add_argument("--stages", type=int, nargs="*", default=[4, 8])
     parser.add_argument("--paced", type=int, nargs="*", default=[4, 16])
+    parser.add_argument("--pace-ms", type=float, default=PACE_MS, help="of a pass")
+    every = (*ONE_EACH, *TWO_EACH)
+    parser.add_argument("--schedules", nargs="*", choices=every, default=every)
     options = parser.parse_args(argv)
     for stages in options.stages:
         if stages not in transformers.PIPELINED:
@@ -73,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
     for stages in options.stages:
         add_speeds(table, stages, speeds(stages, options.rounds, options.steps))
     for ranks in options.paced:
-        add_bubbles(table, ranks)
+        add_bubbles(table, ranks, options.pace_ms / 1e3, options.schedules)
     table.show(as_json=options.json)
     return 0
 
@@ -96,6 +95,7 @@ def speeds(num_stages: int, num_rounds: int, steps: int) -> list[dict[str, float
             runs[what] = pipeline_on(client, num_stages, islands)
         for run in runs.values():
             run(1)
+        gc.freeze()  # as in `benchmarks.training`
         return [
             {what: run(steps) / steps for what, run in runs.items()}
             for _ in range(num_rounds)
@@ -165,25 +165,38 @@ def loss_fn(y: Any, target: Any) -> tuple[Any, Any]:
     return jnp.sum((y - target) ** 2), jnp.float32(y.shape[0])
 
 
-def add_bubbles(table: Report, num_ranks: int) -> None:
-    """Add the bubble of every schedule on so many paced devices."""
+def add_bubbles(
+    table: Report, num_ranks: int, pace_s: float, schedules: Sequence[str]
+) -> None:
+    """Add the bubble of schedules on so many paced devices."""
+    paced_s = {
+        "layer_forward": pace_s,
+        "layer_backward": 2 * pace_s,
+        "layer_input": pace_s,
+        "layer_weight": pace_s,
+        **dict.fromkeys(("begin", "loss", "update"), 1e-4),
+    }
     with ml.local(
-        islands=num_ranks, paced_s=PACED_S, startup_timeout_s=STARTUP_S
+        islands=num_ranks, paced_s=paced_s, startup_timeout_s=STARTUP_S
     ) as client:
         slices = [
             client.slice({"data": 1}, island=f"island-{rank}")
             for rank in range(num_ranks)
         ]
-        for names, per_rank in ((ONE_EACH, 1), (TWO_EACH, 2)):
+        for group, per_rank in ((ONE_EACH, 1), (TWO_EACH, 2)):
+            names = [name for name in group if name in schedules]
+            if not names:
+                continue
             pipe = ml.pipeline(
                 [layer] * (num_ranks * per_rank), slices=slices, schedule=names[0],
                 num_microbatches=1,
             )  # fmt: skip
-            count = PACED_PER_RANK * num_ranks
             for name in names:  # all that is traced and loaded when it is first used
                 bubble(pipe.with_schedule(name, 1))
-            bubble(pipe.with_schedule(names[0], count))
+            gc.collect()
+            gc.freeze()  # or full collections of what was traced hold devices up
             for name in names:
+                count = PACED_PER_RANK * num_ranks
                 measured, expected = bubble(pipe.with_schedule(name, count))
                 off = abs(measured / expected - 1)
                 table.add(

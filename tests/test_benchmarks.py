@@ -238,7 +238,9 @@ def test_pipelines_train_beside_the_model_in_one_piece(capsys):
 
 @pytest.mark.slow
 def test_bubbles_on_paced_devices_are_no_smaller_than_their_formulas(capsys):
-    figures = figures_of(capsys, "training_pipelines", "--stages", "--paced", "2")
+    figures = figures_of(
+        capsys, "training_pipelines", "--stages", "--paced", "2", "--pace-ms", "40"
+    )
 
     for name in ("gpipe", "1f1b", "zb-h1", "interleaved", "interleaved-zb", "zbv"):
         bubble = figures[f"bubble_{name}_2_ranks"]
