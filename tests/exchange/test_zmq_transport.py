@@ -108,7 +108,9 @@ def test_an_array_is_copied_neither_before_sending_nor_after_receiving(
         monkeypatch.setattr(
             two._inbox,
             "_accept",
-            lambda lane, frames: received.extend(frames) or accept(lane, frames),
+            lambda lane, frames, arrived: (
+                received.extend(frames) or accept(lane, frames, arrived)
+            ),
         )
         one.send(1, data(rows), Lane.BULK)
         (incoming,) = receive(two)
@@ -129,7 +131,7 @@ class Spy:
 
     def send(self, lane, frames):
         self._frames.extend(frames)
-        self._link.send(lane, frames)
+        return self._link.send(lane, frames)
 
 
 @settings(
@@ -531,6 +533,8 @@ def test_a_peer_that_breaks_off_is_reported_after_what_it_had_sent(
     monkeypatch.setattr(zmq_transport, "GRACE_S", 0.0)
     monkeypatch.setattr(zmq_transport, "_RECEIVES_PER_CHECK", 1)
     with cluster(private(tmp_path)) as (one, two):
+        one.send(1, "hello")
+        receive(two)  # connected by now, or nothing could break
         for number in range(2000):
             two.send(0, number)
         break_off(two)
@@ -577,6 +581,6 @@ def test_nothing_is_left_after_closing(tmp_path):
     with cluster(private(tmp_path)) as (one, two):
         one.send(1, "hello")
         receive(two)
-        assert len(list(tmp_path.iterdir())) == 4
+        assert len(list(tmp_path.iterdir())) == 6
     assert list(tmp_path.iterdir()) == []
     assert threading.active_count() == threads

@@ -168,7 +168,8 @@ class Codec:
         try:
             # The last byte says whether there are marks: hooks cost 0.1 us per list.
             unpack = self._unpack_marked if body[-1] else self._unpack_plain
-            return self._message(*unpack(body))
+            index, fields, _ = unpack(body)
+            return self._message(index, fields)
         except BaseException as error:  # a class that is unpickled may raise anything
             failure = self._failure(error, body)
             if failure is error:
@@ -188,7 +189,8 @@ class Codec:
             self._failed_pickle = self._num_pickles
             self._open_marks = self._num_pickles = 0
             with contextlib.suppress(Exception):
-                rest = self._message(*self._unpack_rest(body))
+                index, fields, _ = self._unpack_rest(body)
+                rest = self._message(index, fields)
                 return UnreadableError(
                     f"a record does not unpickle where it came to; got "
                     f"{summary_of(error)}; expected what pickles to come back; mend its "
@@ -205,7 +207,7 @@ class Codec:
             cause=kind,
         )
 
-    def _message(self, index: Any, fields: Any, _: Any) -> Any:
+    def _message(self, index: Any, fields: Any) -> Any:
         if self._open_marks:
             count = str(self._open_marks)
             raise garbled("a frame holds stray marks", count, "one per value")

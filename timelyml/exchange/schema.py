@@ -23,7 +23,6 @@ Convert: TypeAlias = Callable[[Any], Any]
 
 _SCALARS = (int, float, bool, str, bytes)
 _ROW_VALUES = {*_SCALARS, tuple}
-_MANY_KINDS = 64  # combinations of types to remember for one class
 
 
 class _Field(NamedTuple):
@@ -33,6 +32,7 @@ class _Field(NamedTuple):
     decode: Convert | None
     plain: type[Any] | None = None  # the type that needs no decoding
     is_optional: bool = False
+    items: tuple[Convert, Convert] | None = None  # of a tuple of records: of each
 
 
 class Schema:
@@ -132,7 +132,8 @@ def _generate(cls: type[Any], fields: dict[str, _Field]) -> tuple[Convert, Conve
     }
     packed, body = [], []
     for name, field in fields.items():
-        scope[f"__encode_{name}"], scope[f"__decode_{name}"] = field[:2]
+        scope[f"__encode_{name}"] = field.encode
+        scope[f"__decode_{name}"] = field.decode
         scope[f"__plain_{name}"] = field.plain
         value = f"__encode_{name}(__m.{name})" if field.encode else f"__m.{name}"
         test = f"None if __m.{name} is None else " if field.is_optional else ""
@@ -164,42 +165,41 @@ def _generate_for_tuple(
 ) -> tuple[Convert, Convert]:
     """Return the same for a named tuple, which is what every step sends.
 
-    The types of all its values are looked up at once, where those of one before it
-    have been checked: 0.9 instead of 2 us for six fields.
+    What is done to each field is written out, and to each item of a tuple of records:
+    a call less for each of them, so that a block takes 3 us less either way.
     """
-    known: set[tuple[type[Any], ...]] = set()
-    scalars = [(at, f.decode) for at, f in enumerate(fields) if f.plain in _SCALARS]
-
-    def check(values: Any) -> list[Any]:
-        if type(values) is not list or len(values) != len(fields):
-            _refuse(cls, values)
-        checked = list(values)
-        for at, decode in scalars:
-            checked[at] = decode(checked[at]) if decode else checked[at]
-        if len(known) < _MANY_KINDS:
-            known.add(tuple(map(type, checked)))
-        return checked
-
-    scope: dict[str, Any] = {"cls": cls, "new": tuple.__new__}
-    scope |= {"known": known, "check": check}
-    encoding, decoding = [], []
+    scope: dict[str, Any] = {"cls": cls, "new": tuple.__new__, "refuse": _refuse}
+    scope["not_a_list"] = _not_a_list
+    encoded, decoding = [], []
     for at, field in enumerate(fields):
         scope[f"encode_{at}"], scope[f"decode_{at}"] = field.encode, field.decode
-        test = f"if values[{at}] is not None: " if field.is_optional else ""
+        scope[f"plain_{at}"] = field.plain
+        value = f"v{at}"
+        if field.items is not None:
+            scope[f"encode_{at}"], scope[f"decode_{at}"] = field.items
+            encoded.append(f"list(map(encode_{at}, v{at}))")
+            decoding.append(f" if type(v{at}) is not list: not_a_list(v{at})")
+            decoding.append(f" v{at} = tuple(map(decode_{at}, v{at}))")
+            continue
         if field.encode:
-            encoding.append(f" {test}values[{at}] = encode_{at}(values[{at}])")
-        if field.decode and field.plain not in _SCALARS:
-            decoding.append(f" {test}values[{at}] = decode_{at}(values[{at}])")
+            value = f"encode_{at}(v{at})"
+            if field.is_optional:
+                value = f"None if v{at} is None else {value}"
+        encoded.append(value)
+        if field.decode:
+            test = f"if type(v{at}) is not plain_{at}: " if field.plain else ""
+            decoding.append(f" {test}v{at} = decode_{at}(v{at})")
+    variables = "".join(f"v{at}, " for at in range(len(fields)))
     lines = [
         "def encode(message):",
-        " values = list(message)",
-        *encoding,
-        " return values",
+        f" {variables}= message",
+        f" return [{', '.join(encoded)}]",
         "def decode(values):",
-        " if type(values) is not list or tuple(map(type, values)) not in known:",
-        "  values = check(values)",
+        f" if type(values) is not list or len(values) != {len(fields)}:",
+        "  refuse(cls, values)",
+        f" {variables}= values",
         *decoding,
-        " return new(cls, values)",
+        f" return new(cls, ({variables}))",
     ]
     exec("\n".join(lines), scope)  # noqa: S102 - holds only indices of fields
     return scope["encode"], scope["decode"]
@@ -273,7 +273,10 @@ def _tuple_field(
     if is_row and all(_is_plain(argument) for argument in arguments):
         return _Field(_flatten_rows, _rows_decoder(len(arguments)))
     inner = _field_of(item, registry, any_field)
-    return _Field(_items_encoder(inner), _items_decoder(inner))
+    encode, decode = _items_encoder(inner), _items_decoder(inner)
+    if inner.encode is None or inner.decode is None or inner.plain is not None:
+        return _Field(encode, decode)
+    return _Field(encode, decode, items=(inner.encode, inner.decode))
 
 
 def _is_plain(hint: Any) -> bool:
@@ -289,6 +292,8 @@ def _flatten_rows(rows: Any) -> list[Any]:
 
 def _rows_decoder(width: int) -> Convert:
     def decode_rows(flat: Any) -> Any:
+        if width == 3 and (triples := _int_triples(flat)) is not None:
+            return triples
         if type(flat) is not list or not _ROW_VALUES.issuperset(map(type, flat)):
             flat = _without_numpy(flat)
         if len(flat) % width:
@@ -315,6 +320,23 @@ def _rows_decoder(width: int) -> Convert:
     return decode_rows
 
 
+def _int_triples(flat: Any) -> Any:
+    """Return rows of three integers; None if they are something else.
+
+    Most are changes of progress at top-level times: 1.5 us less for a batch.
+    """
+    if type(flat) is not list or len(flat) % 3:
+        return None
+    rows: list[Any] = []
+    values: list[Any] = flat
+    for at in range(0, len(values), 3):
+        place, time, delta = values[at], values[at + 1], values[at + 2]
+        if type(place) is not int or type(time) is not int or type(delta) is not int:
+            return None
+        rows.append((place, time, delta))
+    return tuple(rows)
+
+
 def _items_encoder(field: _Field) -> Convert:
     encode = field.encode
     if encode is None:
@@ -329,11 +351,7 @@ def _items_decoder(field: _Field) -> Convert:
 
     def decode_items(items: Any) -> Any:
         if type(items) is not list:
-            raise garbled(
-                "a message holds no sequence where one belongs",
-                f"{items!r:.80}",
-                "a list",
-            )
+            _not_a_list(items)
         if decode is None:
             return tuple(items)
         if plain is None:
@@ -341,6 +359,12 @@ def _items_decoder(field: _Field) -> Convert:
         return tuple([i if type(i) is plain else decode(i) for i in items])
 
     return decode_items
+
+
+def _not_a_list(items: Any) -> None:
+    raise garbled(
+        "a message holds no sequence where one belongs", f"{items!r:.80}", "a list"
+    )
 
 
 def _scalar_decoder(cls: type[Any]) -> Convert:

@@ -111,7 +111,10 @@ class Transport(Protocol):
         """Return what has arrived, a bounded number, control before bulk."""
 
     def poll(self) -> bool:
-        """Whether something may be there, without waiting."""
+        """Whether something may be there, without waiting.
+
+        Where others are needed for it to come, they get the core for a moment.
+        """
 
     def wait(self, timeout_s: float) -> None:
         """Return once something may be there, `wake` was called, or time is over."""

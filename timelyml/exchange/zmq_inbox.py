@@ -1,4 +1,9 @@
-"""The receiving half of a ZeroMQ transport: bound sockets, checks, decoding."""
+"""The receiving half of a ZeroMQ transport: bound sockets, checks, decoding.
+
+Messages of a lane come by ZeroMQ and as datagrams. A datagram may be ahead of what
+ZeroMQ brings; it waits for that. What ZeroMQ brings is never ahead of datagrams that
+were sent before it: they are there by then, and are taken first.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,14 @@ import zmq
 
 from timelyml.errors import ConfigError, UnreadableError, WireError
 from timelyml.exchange.codec import Codec
-from timelyml.exchange.frames import read_frames
+from timelyml.exchange.datagrams import (
+    AFTER_BYTES,
+    DATAGRAM_BYTES,
+    DatagramInbox,
+    after_of,
+    datagram_inbox,
+)
+from timelyml.exchange.frames import Received, read_frames
 from timelyml.exchange.security import CurveKeys
 from timelyml.exchange.transport import (
     Incoming,
@@ -60,6 +72,7 @@ class Inbox:
         self._links: dict[int, IncomingLink] = {}
         self._files: list[Path] = []
         self.sockets: list[zmq.Socket[bytes]] = []
+        self.datagrams: DatagramInbox | None = None
 
     def bind(self, address: str, keys: CurveKeys | None) -> str:
         """Bind the socket of the next lane; return the address that it got.
@@ -89,14 +102,26 @@ class Inbox:
             self._files.append(Path(bound.removeprefix("ipc://")))
         return bound
 
-    def take(self, lane: int, *, is_calm: bool = False) -> list[Incoming]:
-        """Return a bounded number of messages of a lane that has some.
+    def bind_datagrams(self, control: str) -> int | None:
+        """Take datagrams too; return what to poll for them, None where there are none."""
+        self.datagrams = datagram_inbox(control)
+        return None if self.datagrams is None else self.datagrams.fd
+
+    def take_datagrams(self, arrived: list[Incoming], *, is_calm: bool = False) -> None:
+        """Add a bounded number of messages that came as datagrams; see `take`."""
+        for _ in range(1 if is_calm else LIMITS[Lane.CONTROL]):
+            if not self._take_datagram(arrived):
+                break
+
+    def take(
+        self, lane: int, arrived: list[Incoming], *, is_calm: bool = False
+    ) -> None:
+        """Add a bounded number of messages of a lane that has some.
 
         Only one where `is_calm`, since another is hardly there.
         """
         pull = self.sockets[lane]
         recv: Any = pull.recv
-        arrived: list[Incoming] = []
         limit = 1 if is_calm else LIMITS[lane]
         for count in range(limit):
             frame = recv(_NOBLOCK, False)
@@ -104,20 +129,20 @@ class Inbox:
             while frame.more:
                 frame = recv(_NOBLOCK, False)
                 frames.append(frame.buffer)
-            incoming = self._accept(lane, frames)
-            if incoming is not None:
-                arrived.append(incoming)
+            self._accept(lane, frames, arrived)
             if count + 1 == limit:
                 break
             # Asking takes 2 us, a failed `recv` 5.
             events: Any = pull.get(_EVENTS)
             if not events & _POLLIN:
                 break
-        return arrived
 
     def refuse(self, peer: int) -> None:
         """Take nothing from the peer any more."""
-        self._link(peer).is_refused = True
+        link = self._link(peer)
+        link.is_refused = True
+        for early in link.early:
+            early.clear()
 
     def _link(self, peer: int) -> IncomingLink:
         link = self._links.get(peer)
@@ -125,22 +150,92 @@ class Inbox:
             link = self._links[peer] = IncomingLink()
         return link
 
-    def _accept(self, lane: int, frames: Sequence[memoryview]) -> Incoming | None:
-        """Check the frames of one message and decode it."""
+    def _accept(
+        self, lane: int, frames: Sequence[Any], arrived: list[Incoming]
+    ) -> None:
+        """Check the frames of one message that ZeroMQ brought, and decode it."""
+        received = self._read(frames)
+        if received is None:
+            return
+        said, _, peer, sequence, _, _ = received
+        link = self._links.get(peer) or self._link(peer)
+        while (
+            sequence > link.expected[lane]
+            and said == lane
+            and self.datagrams is not None
+            and self._take_datagram(arrived)
+        ):
+            pass
+        self._deliver(lane, link, received, frames, arrived)
+
+    def _take_datagram(self, arrived: list[Incoming]) -> bool:
+        """Take the next datagram; False if there is none."""
+        assert self.datagrams is not None  # noqa: S101  for the type checker
+        datagram = self.datagrams.receive()
+        if datagram is None:
+            return False
+        if len(datagram) > AFTER_BYTES + min(DATAGRAM_BYTES, self._max_frame_bytes):
+            self._refused["size"] += 1
+            return True
+        frames = [memoryview(datagram)[AFTER_BYTES:]]
+        received = self._read(frames)
+        if received is None:
+            return True
+        lane, _, peer, sequence, _, _ = received
+        link = self._links.get(peer) or self._link(peer)
+        if lane >= len(Lane):
+            self._fail(peer, f"a message of lane {lane} came as a datagram")
+        elif after_of(datagram) <= link.expected[lane] or sequence in link.early[lane]:
+            self._deliver(lane, link, received, frames, arrived)
+        elif not link.is_refused:
+            self.heard.add(peer)
+            link.early[lane][sequence] = datagram
+        return True
+
+    def _read(self, frames: Sequence[Any]) -> Received | None:
         try:
-            said, kind, peer, sequence, body, buffers = read_frames(frames, self._token)
+            return read_frames(frames, self._token)
         except WireError as error:
             self._refused[error.values["reason"]] += 1
             return None
-        link = self._links.get(peer) or self._link(peer)
+
+    def _deliver(
+        self,
+        lane: int,
+        link: IncomingLink,
+        received: Received,
+        frames: Sequence[Any],
+        arrived: list[Incoming],
+    ) -> None:
+        """Add a message whose turn it is, and datagrams that were waiting for it."""
+        self._decode(lane, link, received, frames, arrived)
+        early = link.early[lane]
+        while early:
+            expected = link.expected[lane]
+            datagram = early.get(expected) or early[min(early)]
+            if expected not in early and after_of(datagram) > expected:
+                break  # ZeroMQ is to bring what is missing; nobody else would
+            early.pop(expected, None)
+            alone = [memoryview(datagram)[AFTER_BYTES:]]
+            self._decode(lane, link, read_frames(alone, self._token), alone, arrived)
+
+    def _decode(
+        self,
+        lane: int,
+        link: IncomingLink,
+        received: Received,
+        frames: Sequence[Any],
+        arrived: list[Incoming],
+    ) -> None:
+        said, kind, peer, sequence, body, buffers = received
         if link.is_refused:
             self._refused["lost"] += 1
-            return None
+            return
         self.heard.add(peer)
         wrong = link.accept(lane, said, sequence)
         if wrong is None and kind:
             self._farewell(peer, link)
-            return None
+            return
         if wrong is None:
             try:
                 message = self._codec.decode(body, buffers)
@@ -149,13 +244,15 @@ class Inbox:
             except WireError as error:
                 wrong = str(error)
         if wrong is not None:
-            self._refused["link"] += 1
-            self._give_up(peer, wrong)
-            return None
+            self._fail(peer, wrong)
+            return
         self._num_received[lane] += 1
         self._bytes_received[lane] += sum(map(len, frames))
-        incoming: Incoming = new_tuple(Incoming, (peer, message))
-        return incoming
+        arrived.append(new_tuple(Incoming, (peer, message)))
+
+    def _fail(self, peer: int, wrong: str) -> None:
+        self._refused["link"] += 1
+        self._give_up(peer, wrong)
 
     def _farewell(self, peer: int, link: IncomingLink) -> None:
         link.closed_lanes += 1
@@ -168,6 +265,8 @@ class Inbox:
 
     def close(self) -> None:
         """Close the sockets at once; what was not taken is lost."""
+        if self.datagrams is not None:
+            self.datagrams.close()
         for pull in self.sockets:
             pull.close(0)
         for file in self._files:  # ZeroMQ leaves them

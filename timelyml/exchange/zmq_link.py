@@ -1,5 +1,8 @@
 """One peer as seen over ZeroMQ: sockets to it, sequence numbers both ways, health.
 
+Once it is connected, small messages may go beside it, as datagrams; see
+`datagrams.py`. Its health is that of ZeroMQ's connections all the same.
+
 A link is dead for good once it lost, repeated or garbled a message, or once its
 connection broke: ZeroMQ reconnects and drops without a word, so what came after
 could hide a loss.
@@ -15,6 +18,7 @@ from typing import Any
 import zmq
 
 from timelyml.errors import ConfigError
+from timelyml.exchange.datagrams import DatagramLink, datagram_link
 from timelyml.exchange.security import CurveKeys
 from timelyml.exchange.transport import Endpoint, Lane
 
@@ -25,6 +29,7 @@ _FATAL_EVENTS = {
     int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "the handshake failed: not a peer",
     int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "the handshake failed: wrong keys",
 }
+_CONNECTED = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 _EVENT = struct.Struct("=HI")
 _PINGS_PER_SILENCE = 4
 _NOBLOCK = int(zmq.NOBLOCK)  # the enum would take 0.5 us of each message
@@ -66,6 +71,10 @@ class OutgoingLink:
         self._sockets: list[zmq.Socket[bytes]] = []
         self.monitors: list[zmq.Socket[bytes]] = []
         self._broken: str | None = None
+        self._control = endpoint.control
+        self._after = [0, 0]  # the number after the last by ZeroMQ, by lane
+        self._num_connected = 0  # of the lanes, as far as is known
+        self._datagrams: DatagramLink | None = None
         self._silence_s: float | None = None
         if is_watched or endpoint.control.startswith("tcp://"):
             self._silence_s = silence_s
@@ -99,19 +108,31 @@ class OutgoingLink:
             socket.set(zmq.CURVE_SERVERKEY, public_key)
             socket.set(zmq.CURVE_PUBLICKEY, own.public)
             socket.set(zmq.CURVE_SECRETKEY, own.secret)
-        self.monitors.append(socket.get_monitor_socket(sum(_FATAL_EVENTS)))
+        self.monitors.append(socket.get_monitor_socket(sum(_FATAL_EVENTS) | _CONNECTED))
         socket.connect(address)
 
-    def send(self, lane: Lane, frames: Sequence[Any]) -> None:
-        """Queue the frames of one message; never blocks."""
+    def send(self, lane: Lane, frames: Sequence[Any]) -> bool:
+        """Queue the frames of one message; never blocks.
+
+        True if it needs nobody else to arrive, as a datagram.
+        """
         socket = self._sockets[lane]
+        is_direct = False
         if len(frames) == 1:
-            _send(socket, frames[0], _NOBLOCK)
+            datagrams, frame = self._datagrams, frames[0]
+            is_direct = datagrams is not None and datagrams.send(
+                frame, self._after[lane]
+            )
+            if not is_direct:
+                _send(socket, frame, _NOBLOCK)
         else:
             for frame in frames[:-1]:
                 _send(socket, frame, _MORE, False)
             _send(socket, frames[-1], _NOBLOCK, False)
         self.sequences[lane] += 1
+        if not is_direct:
+            self._after[lane] = self.sequences[lane]
+        return is_direct
 
     def broken(self) -> str | None:
         """Return why a connection is gone, once a monitor has told so."""
@@ -119,13 +140,23 @@ class OutgoingLink:
             while self._broken is None and monitor.poll(0):
                 event, _ = monitor.recv_multipart(zmq.NOBLOCK)
                 number, _ = _EVENT.unpack(event)
+                if number == _CONNECTED:
+                    self._connected()
                 self._broken = _FATAL_EVENTS.get(number)
                 if self._broken and self._silence_s and number == _DISCONNECTED:
                     self._broken += f", or it was silent for {self._silence_s:g} s"
         return self._broken
 
+    def _connected(self) -> None:
+        """Send datagrams, once it would show on either lane that the peer is gone."""
+        self._num_connected += 1
+        if self._num_connected == len(Lane):
+            self._datagrams = datagram_link(self._control)
+
     def close(self, linger_ms: int) -> None:
         """Close the sockets; they flush in the background for `linger_ms`."""
+        if self._datagrams is not None:
+            self._datagrams.close()
         for socket in self._sockets:
             socket.disable_monitor()
             socket.close(linger_ms)
@@ -134,12 +165,19 @@ class OutgoingLink:
 
 
 class IncomingLink:
-    """Sequence numbers of what one peer sends, and which lanes it has closed."""
+    """Sequence numbers of what one peer sends, and which lanes it has closed.
 
-    __slots__ = ("_expected", "closed_lanes", "is_refused")
+    Attributes:
+        expected: The number of the next message, by lane.
+        early: Datagrams that came before a message that ZeroMQ is to bring, by lane
+            and number.
+    """
+
+    __slots__ = ("closed_lanes", "early", "expected", "is_refused")
 
     def __init__(self) -> None:
-        self._expected = [0, 0]
+        self.expected = [0, 0]
+        self.early: tuple[dict[int, bytes], ...] = ({}, {})
         self.closed_lanes = 0
         self.is_refused = False
 
@@ -153,9 +191,9 @@ class IncomingLink:
         """
         if said != lane:
             return f"a message of lane {said} came on lane {lane}"
-        expected = self._expected[lane]
+        expected = self.expected[lane]
         if sequence == expected:
-            self._expected[lane] = expected + 1
+            self.expected[lane] = expected + 1
             return None
         kind = "a gap" if sequence > expected else "a duplicate or a restart"
         return (

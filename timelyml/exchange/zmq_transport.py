@@ -2,13 +2,15 @@
 
 Each transport binds one PULL socket per lane and opens one PUSH socket per peer and
 lane, so that small control messages never queue behind bulk. Nothing blocks and no
-high-water mark drops: credit bounds what is under way.
+high-water mark drops: credit bounds what is under way. Small messages on one host go
+past ZeroMQ's threads, as datagrams.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import os
 import secrets
 import socket as sockets
 import time
@@ -27,6 +29,7 @@ from timelyml.exchange.security import (
     ipc_address,
 )
 from timelyml.exchange.transport import (
+    CONTROLLER,
     Endpoint,
     Incoming,
     Lane,
@@ -43,9 +46,14 @@ SILENCE_S = 10.0
 """After so long a peer that does not answer is given up, unless another is stated."""
 
 _MESSAGE = int(Kind.MESSAGE)
+_DATAGRAMS = len(Lane)  # among the lanes, as what to look at
 _CHECK_S = 0.25  # between looks at connections while nothing comes
 _SETTLE_S = 0.1  # in which peers that close at the same time hear of each other
 _RECEIVES_PER_CHECK = 64  # of connections, while messages keep coming
+# Datagrams of workers need nobody else's core to come, unlike messages of ZeroMQ, whose
+# threads need one, or of the controller. Where others want the core too, to yield it
+# before the next look may take milliseconds.
+_LOOKS = 256
 
 
 class ZmqTransport:
@@ -118,12 +126,16 @@ class ZmqTransport:
         )
         # Monitors are looked at now and then instead: they would take 0.5 us each.
         self._poller = zmq.Poller()
-        for pull in self._inbox.sockets:
-            self._poller.register(pull, zmq.POLLIN)
-        self._poller.register(self._wake_fd, zmq.POLLIN)
-        self._lanes = {pull: lane for lane, pull in enumerate(self._inbox.sockets)}
+        self._lanes: dict[Any, int] = {}
+        datagrams = self._inbox.bind_datagrams(control)
+        if datagrams is not None:
+            self._lanes[datagrams] = _DATAGRAMS
+        self._lanes |= {pull: lane for lane, pull in enumerate(self._inbox.sockets)}
+        for source in (*self._lanes, self._wake_fd):
+            self._poller.register(source, zmq.POLLIN)
         self._ready: list[tuple[Any, int]] = []  # what `poll` or `wait` saw
         self._is_calm = False  # nothing was there at the look before that
+        self._num_looks = 0  # before others get the core
 
     def connect(
         self, peer: int, endpoint: Endpoint, *, is_watched: bool = False
@@ -170,7 +182,8 @@ class ZmqTransport:
                 size_bytes=largest,
                 reason="size",
             )
-        link.send(lane, frames)
+        if not link.send(lane, frames) or peer == CONTROLLER:
+            self._num_looks = 0
         self._num_sent[lane] += 1
         self._bytes_sent[lane] += size
 
@@ -184,7 +197,7 @@ class ZmqTransport:
         )
 
     def receive(self) -> list[Incoming]:
-        """Return what has arrived, at most 320 messages, control before bulk.
+        """Return what has arrived, a bounded number, control before bulk.
 
         The failure of a link follows the last that was heard from its peer.
         """
@@ -196,8 +209,13 @@ class ZmqTransport:
             self._part()
         for source, _ in ready:
             lane = self._lanes.get(source)
-            if lane is not None:
-                arrived += self._inbox.take(lane, is_calm=self._is_calm)
+            if lane == _DATAGRAMS:
+                self._inbox.take_datagrams(arrived, is_calm=self._is_calm)
+                is_direct = CONTROLLER not in self._inbox.heard
+                self._num_looks = _LOOKS if is_direct else 0
+            elif lane is not None:
+                self._inbox.take(lane, arrived, is_calm=self._is_calm)
+                self._num_looks = 0
         self._is_calm = not ready
         self._receives += 1
         if self._deadlines or self._receives >= _RECEIVES_PER_CHECK:
@@ -249,7 +267,13 @@ class ZmqTransport:
 
     def poll(self) -> bool:
         """Whether a message is there, or somebody called `wake` since the last look."""
-        return bool(self._ready) or self._look(0)
+        if self._ready or self._look(0):
+            return True
+        if self._num_looks:
+            self._num_looks -= 1
+        else:
+            os.sched_yield()
+        return False
 
     def wait(self, timeout_s: float) -> None:
         """Sleep until a message or `wake`, at most `timeout_s` and a quarter second."""

@@ -44,7 +44,7 @@ from timelyml.runtime.pickles import unsendable_failure
 from timelyml.runtime.progress_link import ProgressLink
 from timelyml.runtime.refunds import Refunds
 from timelyml.runtime.state import StateLimit, StateStore
-from timelyml.runtime.timers import Timers
+from timelyml.runtime.timers import Timers, earliest
 
 # What a worker's own changes lead to at once goes out with them, in one message.
 MAX_ROUNDS = 16
@@ -181,8 +181,7 @@ class Dataflow:
     def next_deadline(self) -> float | None:
         """When `step` has to be called again even if nothing arrives."""
         timers, refunds = self._timers.due_at(), self._refunds.due_at()
-        times = (timers, refunds, self.progress.controller_due())
-        return min([due for due in times if due is not None], default=None)
+        return earliest(earliest(timers, refunds), self.progress.controller_due())
 
     def is_done(self) -> bool:
         """Whether nothing can happen any more, and nothing is left to do for it."""

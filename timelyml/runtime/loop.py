@@ -6,7 +6,6 @@ simulator calls the same `step` with its own transport and clock.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Protocol
 
@@ -32,7 +31,7 @@ class Waitable(Protocol):
     """The part of a transport that the loop needs."""
 
     def poll(self) -> bool:
-        """Whether something may have arrived."""
+        """Whether something may have arrived; if not, others had the core first."""
 
     def wait(self, timeout_s: float) -> None:
         """Block until something may have arrived, or the time is over."""
@@ -117,7 +116,6 @@ def drive(
         while now < until and patience.goes_on(now):
             if transport.poll():  # costs a fifth of a step that finds nothing
                 break
-            os.sched_yield()
             now = clock()
         else:
             _sleep(transport, patience, until, clock)

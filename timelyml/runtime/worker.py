@@ -53,6 +53,7 @@ from timelyml.runtime.pickles import unreadable_failure
 from timelyml.runtime.service import ServiceHost, ServiceSpec
 from timelyml.runtime.shipping import unship
 from timelyml.runtime.signals import is_interrupt
+from timelyml.runtime.timers import earliest
 
 
 class Worker:
@@ -134,11 +135,10 @@ class Worker:
 
     def next_deadline(self) -> float | None:
         """The clock's time at which `step` has to be called again, if any."""
-        deadlines = self._services.deadlines()
+        first = min(self._services.deadlines(), default=None)
         for dataflow in self._started:
-            if (deadline := dataflow.next_deadline()) is not None:
-                deadlines.append(deadline)
-        return min(deadlines, default=None)
+            first = earliest(first, dataflow.next_deadline())
+        return first
 
     def service(self, name: str) -> Any:
         """Return the half of a service that is here; for the thread that drives it."""
