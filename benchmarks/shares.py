@@ -2,9 +2,9 @@
 
 Four clients on one paced device (it holds for a stated time and computes nothing; all
 else is real) under the policy "share", running ahead with calls of 0.33, 1, 2.4 and
-0.6 ms, with weights 1:1:1:1 and 1:2:4:8. What each got in two seconds beside what its
-weight says: by the calls that it made, times their length, and as the cluster accounts
-for it. `--plot FILE` draws the latter over time; needs the extra `plot`.
+0.6 ms, with weights 1:1:1:1 and 1:2:4:8. How long launches of each held the device in two
+seconds, by the trace, beside what its weight says, and as the cluster accounts for it.
+`--plot FILE` draws the former over time; needs the extra `plot`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ TIMES_S = {"a": 0.33e-3, "b": 1e-3, "c": 2.4e-3, "d": 0.6e-3}
 WEIGHTS = (1, 1, 1, 1), (1, 2, 4, 8)
 WARM_UP_S = 0.5
 SECONDS = 2.0
-SAMPLE_S = 0.05
 MAX_ERROR = 0.05
 
 SWITCH_S = 1e-4
@@ -45,9 +44,9 @@ def main(argv: Sequence[str]) -> int:
     table = Report("Shares of device time over two seconds")
     drawn = []
     for weights in WEIGHTS:
-        samples = measure(weights)
-        add_row(table, weights, samples)
-        drawn.append((weights, samples))
+        measured = measure(weights)
+        add_row(table, weights, measured)
+        drawn.append((weights, measured))
     table.show(as_json=options.json)
     if options.plot:
         draw(drawn, options.plot)
@@ -55,42 +54,58 @@ def main(argv: Sequence[str]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """Device seconds of each client: by its calls, and as the cluster accounts for it."""
+class Measured:
+    """What clients of one device got in two seconds.
 
-    at_s: float
-    called_s: list[float]
+    Attributes:
+        held_s: Of each, when its launches held the device: from and to, in seconds since
+            the begin.
+        accounted_s: Of each, the device seconds that the cluster says it had.
+    """
+
+    held_s: list[list[tuple[float, float]]]
     accounted_s: list[float]
 
+    def used_s(self) -> list[float]:
+        """Return the device seconds of each."""
+        return [sum(end - begin for begin, end in spans) for spans in self.held_s]
 
-def measure(weights: Sequence[int]) -> list[Sample]:
-    """Return samples over two seconds."""
+
+def measure(weights: Sequence[int]) -> Measured:
+    """Return what clients of these weights got, all of which always have something."""
     are_ready = threading.Barrier(len(weights) + 1)
-    samples: list[Sample] = []
     with ml.local(paced_s=TIMES_S, policy="share") as client:
         others = [client.another(weight=each) for each in weights]
         busy = [Busy(*each, are_ready) for each in zip(others, TIMES_S, strict=True)]
         for each in busy:
             each.start()
         are_ready.wait()
-        time.sleep(WARM_UP_S)
-        began = time.perf_counter()
-        while not samples or samples[-1].at_s < SECONDS:
-            usage = client.usage()[1 : len(others) + 1]
-            samples.append(
-                Sample(
-                    time.perf_counter() - began,
-                    [each.num_calls * TIMES_S[each.name] for each in busy],
-                    [each.device_s for each in usage],
-                )
-            )
-            time.sleep(SAMPLE_S)
-        for each in busy:
-            each.is_over.set()
-            each.join()
+        with client.resources.trace() as trace:
+            time.sleep(WARM_UP_S)
+            began_s, before = time.monotonic(), _accounted_s(client, len(others))
+            time.sleep(SECONDS)
+            after = _accounted_s(client, len(others))
+            for each in busy:
+                each.is_over.set()
+                each.join()
         for other in others:
             other.close()
-    return samples
+    if trace.num_left_out:
+        raise RuntimeError(
+            f"the trace has not all launches: got {trace.num_left_out} less"
+        )
+    held_s: dict[str, list[tuple[float, float]]] = {name: [] for name in TIMES_S}
+    for launch in trace.launches:
+        begin = max(0.0, launch.began_s - began_s)
+        end = min(SECONDS, launch.ended_s - began_s)
+        if begin < end:
+            held_s[launch.name].append((begin, end))
+    accounted_s = [b - a for a, b in zip(before, after, strict=True)]
+    return Measured(list(held_s.values()), accounted_s)
+
+
+def _accounted_s(client: Any, num_others: int) -> list[float]:
+    return [each.device_s for each in client.usage()[1 : num_others + 1]]
 
 
 class Busy(threading.Thread):
@@ -98,7 +113,6 @@ class Busy(threading.Thread):
 
     def __init__(self, client: Any, name: str, are_ready: threading.Barrier) -> None:
         super().__init__(name=name)
-        self.num_calls = 0
         self.is_over = threading.Event()
         self._client = client
         self._are_ready = are_ready
@@ -112,15 +126,13 @@ class Busy(threading.Thread):
         self._are_ready.wait()
         while not self.is_over.is_set():
             x = run(x)
-            self.num_calls += 1
+        x.block_until_ready()  # so that all of it is in the trace
 
 
-def add_row(table: Report, weights: Sequence[int], samples: Sequence[Sample]) -> None:
+def add_row(table: Report, weights: Sequence[int], measured: Measured) -> None:
     """Add how far the worst share is from what its weight says."""
-    first, last = samples[0], samples[-1]
-    shares, error = _shares(weights, first.called_s, last.called_s)
-    _, accounted_error = _shares(weights, first.accounted_s, last.accounted_s)
-    took_s = sum(last.called_s) - sum(first.called_s)
+    used_s = measured.used_s()
+    shares, error = _shares(weights, used_s)
     table.add(
         f"error_{'_'.join(map(str, weights))}",
         error,
@@ -128,32 +140,31 @@ def add_row(table: Report, weights: Sequence[int], samples: Sequence[Sample]) ->
         target=f"at most {MAX_ERROR:g}",
         is_met=error <= MAX_ERROR,
         **{f"share_{name}": share for name, share in zip(TIMES_S, shares, strict=True)},
-        accounted_error=accounted_error,
-        utilisation=took_s / last.at_s,
+        accounted_error=_shares(weights, measured.accounted_s)[1],
+        utilisation=sum(used_s) / SECONDS,
     )
 
 
 def _shares(
-    weights: Sequence[int], before: Sequence[float], after: Sequence[float]
+    weights: Sequence[int], used_s: Sequence[float]
 ) -> tuple[list[float], float]:
-    took = [b - a for a, b in zip(before, after, strict=True)]
-    shares = [each / sum(took) for each in took]
+    shares = [each / sum(used_s) for each in used_s]
     pairs = zip(shares, weights, strict=True)
     return shares, max(abs(x * sum(weights) / weight - 1) for x, weight in pairs)
 
 
-def draw(measured: Sequence[tuple[Sequence[int], Sequence[Sample]]], path: str) -> None:
+def draw(drawn: Sequence[tuple[Sequence[int], Measured]], path: str) -> None:
     """Draw the device time of each client over time."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - of the extra `plot`
 
     figure = Figure(figsize=(10, 4))
-    axes = figure.subplots(1, len(measured))
-    for axis, (weights, samples) in zip(axes, measured, strict=True):
-        times = [each.at_s for each in samples]
-        for index, weight in enumerate(weights):
-            start = samples[0].accounted_s[index]
-            took = [each.accounted_s[index] - start for each in samples]
-            axis.plot(times, took, label=f"weight {weight}")
+    axes = figure.subplots(1, len(drawn))
+    for axis, (weights, measured) in zip(axes, drawn, strict=True):
+        for spans, weight in zip(measured.held_s, weights, strict=True):
+            ends = [end for _, end in spans]
+            axis.plot(
+                ends, np.cumsum([b - a for a, b in spans]), label=f"weight {weight}"
+            )
         axis.set(xlabel="s", ylabel="device s", title=":".join(map(str, weights)))
         axis.legend()
     figure.savefig(path)
