@@ -7,9 +7,11 @@ callbacks, and the parameters of those that functions are passed to.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+import jax
 import numpy as np
 from jax._src import callback, debugging
 from jax._src.core import (
@@ -25,7 +27,7 @@ from jax._src.named_sharding import UNSPECIFIED
 from jax.extend.core import jaxpr_as_fun, subjaxprs
 from jax.sharding import PartitionSpec
 
-__all__ = ["calls_host", "flat_function", "with_callbacks"]
+__all__ = ["call_under", "calls_host", "flat_function", "with_callbacks"]
 
 Wrap: TypeAlias = Callable[
     [Callable[..., Any], tuple[ShapedArray, ...], bool], Callable[..., Any]
@@ -74,7 +76,33 @@ def flat_function(
     return call
 
 
-def with_callbacks(jaxpr: ClosedJaxpr, wrap: Wrap) -> ClosedJaxpr:
+def call_under(
+    lowered: jax.stages.Lowered, context: Callable[[], AbstractContextManager[None]]
+) -> None:
+    """Have a lowered function call the host under settings of JAX, which are a thread's.
+
+    XLA has threads of its own for callbacks. JAX would cut 64-bit elements there, also
+    on their way to the user's code and from it.
+
+    Args:
+        lowered: The function, not compiled yet.
+        context: Returns what to call each callback in.
+    """
+
+    def wrapped(callback: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            with context():
+                return callback(*args)
+
+        return call
+
+    given = lowered._lowering.compile_args  # noqa: SLF001  not in its interface
+    given["host_callbacks"] = list(map(wrapped, given["host_callbacks"]))
+
+
+def with_callbacks(
+    jaxpr: ClosedJaxpr, wrap: Wrap, goes_on: Callable[[Any, Any], Any]
+) -> ClosedJaxpr:
     """Return a traced function with other callbacks in the place of its own.
 
     Args:
@@ -82,8 +110,16 @@ def with_callbacks(jaxpr: ClosedJaxpr, wrap: Wrap) -> ClosedJaxpr:
         wrap: Takes a callback of flat arguments, the types of what it has to return,
             and whether what replaces it gets that number before its arguments, as it
             does except in rules for derivatives of the user's.
+        goes_on: From that number, and from whether a loop of unknown length that calls
+            the host would go on, to whether it does. It is not asked within
+            `shard_map`, where devices that wait for each other may have other answers.
     """
-    return ClosedJaxpr(_numbered(jaxpr.jaxpr, wrap), jaxpr.consts)
+    return ClosedJaxpr(_numbered(jaxpr.jaxpr, _Wrapping(wrap, goes_on)), jaxpr.consts)
+
+
+class _Wrapping(NamedTuple):
+    wrap: Wrap
+    goes_on: Callable[[Any, Any], Any] | None
 
 
 _stand_in = Primitive("stand_in_for_callback")
@@ -131,7 +167,7 @@ def _replaced_in(value: Any, replace: Callable[[Any], Any]) -> Any:
     return value
 
 
-def _numbered(jaxpr: Jaxpr, wrap: Wrap) -> Jaxpr:
+def _numbered(jaxpr: Jaxpr, wrap: _Wrapping) -> Jaxpr:
     """Give a function a number as its first argument, which goes to its callbacks."""
     number = Var(ShapedArray((), np.dtype(np.int32)))
     eqns = [_numbered_eqn(eqn, number, wrap) for eqn in jaxpr.eqns]
@@ -144,9 +180,9 @@ def _numbered(jaxpr: Jaxpr, wrap: Wrap) -> Jaxpr:
     return numbered
 
 
-def _numbered_eqn(eqn: Any, number: Any, wrap: Wrap) -> Any:
+def _numbered_eqn(eqn: Any, number: Any, wrap: _Wrapping) -> Any:
     if eqn.primitive in _CALLBACKS:
-        wrapped = _wrapped(eqn, wrap, is_numbered=True)
+        wrapped = _wrapped(eqn, wrap.wrap, is_numbered=True)
         if wrapped is eqn:
             return eqn
         return wrapped.replace(invars=[number, *eqn.invars])
@@ -154,10 +190,12 @@ def _numbered_eqn(eqn: Any, number: Any, wrap: Wrap) -> Any:
         return _numbered_while(eqn, number, wrap)
     add = _ONE_ARGUMENT_MORE.get(eqn.primitive.name)
     if add is None or not any(map(_has_callbacks, eqn.params.values())):
-        unnumbered = partial(_wrapped, wrap=wrap, is_numbered=False)
+        unnumbered = partial(_wrapped, wrap=wrap.wrap, is_numbered=False)
         return eqn.replace(
             params={k: _replaced_in(v, unnumbered) for k, v in eqn.params.items()}
         )
+    if eqn.primitive.name == "shard_map":
+        wrap = wrap._replace(goes_on=None)
     inner = {
         name: tuple(_closed(each, wrap) for each in value)
         if isinstance(value, tuple)
@@ -172,15 +210,34 @@ def _numbered_eqn(eqn: Any, number: Any, wrap: Wrap) -> Any:
     )
 
 
-def _numbered_while(eqn: Any, number: Any, wrap: Wrap) -> Any:
-    """Give the number to the condition of a loop, or to its body, or to both."""
+def _numbered_while(eqn: Any, number: Any, wrap: _Wrapping) -> Any:
+    """Give the number to the condition of a loop that calls the host, and to its body."""
     params, invars = dict(eqn.params), list(eqn.invars)
-    for part, first in (("body", params["cond_nconsts"]), ("cond", 0)):
-        if calls_host(params[f"{part}_jaxpr"]):
-            params[f"{part}_jaxpr"] = _closed(params[f"{part}_jaxpr"], wrap)
-            params[f"{part}_nconsts"] += 1
-            invars.insert(first, number)
+    parts = (("body", params["cond_nconsts"]), ("cond", 0))
+    calling = [part for part, _ in parts if calls_host(params[f"{part}_jaxpr"])]
+    for part, first in parts if calling else ():
+        params[f"{part}_jaxpr"] = _closed(params[f"{part}_jaxpr"], wrap)
+        params[f"{part}_nconsts"] += 1
+        invars.insert(first, number)
+    if calling and wrap.goes_on is not None:
+        ended = _ended(params["cond_jaxpr"].jaxpr, wrap.goes_on, eqn.ctx)
+        params["cond_jaxpr"] = ClosedJaxpr(ended, params["cond_jaxpr"].consts)
     return eqn.replace(invars=invars, params=params)
+
+
+def _ended(cond: Jaxpr, goes_on: Callable[[Any, Any], Any], context: Any) -> Jaxpr:
+    """Have the numbered condition of a loop ask whether it goes on."""
+    would: Any = cond.outvars[0]
+    shape: Any = jax.typeof(np.zeros(would.aval.shape, np.bool_))  # batched by `vmap`
+    asked = jax.make_jaxpr(partial(jax.pure_callback, goes_on, shape))(
+        np.int32(0), shape
+    )
+    does = Var(would.aval)
+    ask = asked.eqns[0].replace(
+        invars=[cond.invars[0], would], outvars=[does], ctx=context
+    )
+    ended: Jaxpr = cond.replace(eqns=[*cond.eqns, ask], outvars=[does])  # type: ignore[no-untyped-call]  # JAX is typed in part
+    return ended
 
 
 def _wrapped(eqn: Any, wrap: Wrap, *, is_numbered: bool) -> Any:
@@ -192,7 +249,7 @@ def _wrapped(eqn: Any, wrap: Wrap, *, is_numbered: bool) -> Any:
     return eqn.replace(params={**eqn.params, "callback": callback})
 
 
-def _closed(jaxpr: Any, wrap: Wrap) -> Any:
+def _closed(jaxpr: Any, wrap: _Wrapping) -> Any:
     """Number an inner function, closed or, as that of `shard_map`, not."""
     if isinstance(jaxpr, Jaxpr):
         return _numbered(jaxpr, wrap)

@@ -196,6 +196,12 @@ def raising_in_a_loop_of_unknown_length(x):
     )[1]
 
 
+def raising_in_a_loop_that_zeros_would_not_end(x):
+    return jax.lax.while_loop(
+        lambda x: x.sum() < 0, lambda x: raising_below_zero(x) - 1, x
+    )
+
+
 def raising_in_the_condition_of_a_loop(x):
     return jax.lax.while_loop(
         lambda state: raising_below_zero(state).sum() < -99, lambda state: state + 1, x
@@ -233,6 +239,10 @@ def returning_too_little(x):
             r"_local.py:\d+ in callback.*ValueError: below zero",
         ),
         (
+            raising_in_a_loop_that_zeros_would_not_end,
+            r"_local.py:\d+ in callback.*ValueError: below zero",
+        ),
+        (
             raising_in_the_condition_of_a_loop,
             r"_local.py:\d+ in callback.*ValueError: below zero",
         ),
@@ -256,6 +266,37 @@ def test_a_callback_that_raises_on_several_devices_costs_its_call_and_no_worker(
                 each.result(timeout_s=TIMEOUT_S)
         else:
             np.testing.assert_array_equal(each.result(TIMEOUT_S), x * 10)
+
+
+def test_what_a_callback_returns_that_it_was_not_to_is_said_for_one_device_too(
+    make_slice,
+):
+    calls = jit(returning_too_little, slice=make_slice(1))
+    with pytest.raises(ComputationError, match=r"Expected: \(4,\), Actual: \(3,\)"):
+        calls(np.full(4, -1, np.float32)).result(timeout_s=TIMEOUT_S)
+
+
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_callbacks_take_and_return_elements_of_64_bits(make_slice, num_devices):
+    def callback(x):
+        return np.asarray(x) + 1e-12  # lost if either way has 32 bits
+
+    with jax.enable_x64(True):
+        calls = jit(
+            lambda x: jax.pure_callback(callback, jax.typeof(x), x),
+            slice=make_slice(num_devices),
+        )
+        found = calls(np.ones(4, np.float64)).result(timeout_s=TIMEOUT_S)
+    np.testing.assert_array_equal(found, np.ones(4) + 1e-12)
+
+
+def test_what_a_callback_returns_in_64_bits_is_cut_as_jax_cuts_it(make_slice):
+    calls = jit(
+        lambda x: jax.pure_callback(np.float64, jax.typeof(x), x),
+        slice=make_slice(2),
+    )
+    found = calls(np.ones(4, np.float32)).result(timeout_s=TIMEOUT_S)
+    np.testing.assert_array_equal(found, np.ones(4, np.float32))
 
 
 def test_what_is_raised_beside_a_rule_for_derivatives_fails_its_call_too(make_slice):

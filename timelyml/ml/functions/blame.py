@@ -29,6 +29,7 @@ _EXPECTED = {
     "program": "calls of functions that ml.jit compiled, and Python between them",
 }
 _INSTALLED = str(Path(sysconfig.get_path("purelib")))
+_TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>\S+)')
 
 
@@ -94,7 +95,7 @@ def run_failure(function: str, error: Exception) -> ComputationError:
     frames = [each for each in _FRAME.finditer(text) if _is_users(each["file"])]
     where = _line(*frames[-1].group("file", "line", "name")) if frames else ""
     last = [line for line in text.splitlines() if line and not line.startswith(" ")]
-    reason = last[-1] if frames and last else _first_line(error)
+    reason = last[-1] if last and _TRACEBACK in text else _first_line(error)
     return ComputationError(
         f"function {function!r} failed while it ran{_at(where)}; got {reason}",
         function=function,

@@ -73,6 +73,15 @@ class Launches:
         for each in failed:
             each.raised = each.raised or error
 
+    def goes_on(self, number: Any, would: Any) -> Any:
+        """Return whether a loop goes on in a launch, which would unless it failed.
+
+        With zeros for what a callback returns it might do so for ever.
+        """
+        with self._lock:
+            launch = self._under_way.get(int(number))
+        return np.asarray(would) & (launch is None or launch.raised is None)
+
     def end(self, outputs: Sequence[Any]) -> BaseException | None:
         """Return what a callback raised in a launch, which is over."""
         if not isinstance(outputs, Outputs):
@@ -122,7 +131,10 @@ def guarded(
 
 
 def _check(found: Sequence[Any], avals: Sequence[Any]) -> None:
-    got = [(np.shape(each), np.asarray(each).dtype) for each in found]
+    got = [
+        (np.shape(each), jax.dtypes.canonicalize_dtype(np.asarray(each).dtype))
+        for each in found
+    ]
     wanted = [(each.shape, each.dtype) for each in avals]
     if got != wanted:
         raise TypeError(

@@ -233,7 +233,9 @@ def _lowered(
         jaxpr, checks = _traced_here(computation.pickled_code, avals, mesh)
         if mesh.size > 1:
             launches = Launches()
-            jaxpr = jax_callbacks.with_callbacks(jaxpr, partial(guarded, launches))
+            jaxpr = jax_callbacks.with_callbacks(
+                jaxpr, partial(guarded, launches), launches.goes_on
+            )
             avals.insert(0, abstract_array(NUMBER_TYPE, named_sharding(mesh, ())))
             donated = tuple(position + 1 for position in donated)
         fun = jax_callbacks.flat_function(jaxpr)
@@ -242,7 +244,10 @@ def _lowered(
         out_shardings=tuple(_shardings(mesh, computation.out_specs)),
         donate_argnums=donated,
     )
-    return jitted.lower(*avals), checks, launches
+    lowered = jitted.lower(*avals)
+    if computation.pickled_code is not None:
+        jax_callbacks.call_under(lowered, partial(applied, computation.settings))
+    return lowered, checks, launches
 
 
 def _traced_here(
