@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.ml.controller.world import World, failure, text_of
@@ -117,6 +119,26 @@ def test_calls_end_as_they_should_whatever_is_late(seed, memory_bytes):
     used = {*ledger.used_bytes().values(), *ledger.host_bytes().values()}
     assert used == {0}
     assert memory_bytes == 160 or not world.num_spilled
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_who_misses_rows_before_the_controller_knows_why_waits_to_say_why(seed):
+    world = World(seed)
+    here, there = world.slice(1, 2, "a"), world.slice(1, 2, "b")
+    x = world.put(here)
+    (slow,), _ = world.call("slow", here, [x])
+    (moved,), _ = world.call("move", there, [slow])
+    while not world.hosts[0].running:
+        world.act()
+    world.die(0)
+    world.settle()
+    assert moved not in fates(world)
+
+    world.lose(0, PeerError("worker 0 (pid 7) was killed by SIGKILL"))
+    world.settle()
+    for each in (x, slow, moved):
+        told = fates(world)[each]
+        assert re.search(r"island 'a'.* worker 0 \(pid 7\) .* by SIGKILL", told), told
 
 
 @pytest.mark.parametrize("seed", range(20))

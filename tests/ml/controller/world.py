@@ -6,6 +6,7 @@ inputs of a gang are there or promised, and reports later. Values are numbers.
 
 from __future__ import annotations
 
+import math
 import pickle
 import random
 from collections import deque
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tests.ml.controller.running import FakeRun, Running
-from timelyml.errors import ComputationError
+from timelyml.errors import BufferLostError, ComputationError
 from timelyml.exchange import CONTROLLER, Lane
 from timelyml.ml.controller import (
     AskSlice,
@@ -40,6 +41,7 @@ from timelyml.ml.hosts import (
     CutOff,
     Done,
     Formed,
+    Gone,
     Leave,
     Left,
     Load,
@@ -55,6 +57,7 @@ from timelyml.ml.hosts import (
     boxes_by_device,
 )
 from timelyml.ml.hosts.boxes import size_of
+from timelyml.ml.hosts.losses import Losses
 from timelyml.ml.hosts.plans import plan_for
 from timelyml.ml.scheduling import LaunchGate
 from timelyml.runtime.failure import pack_error, unpack_error
@@ -113,6 +116,7 @@ class FakeHost:
     taken: set = field(default_factory=set)  # given to a launch, not released yet
     plans: dict = field(default_factory=dict)
     runs: dict = field(default_factory=dict)  # calls of programs, by name
+    losses: Losses = field(default_factory=lambda: Losses(math.inf))
     gone: dict = field(default_factory=dict)  # hosts that were lost, and why
 
     def __post_init__(self):
@@ -135,6 +139,8 @@ class FakeHost:
                 self.leave(body)
             case CutOff():
                 self.cut_off.update(body.slices)
+            case Gone():
+                self.losses.explain(body)
             case Formed():
                 self.tell(Present("cpu", "cpu", DEVICES))
             case Stand():
@@ -216,6 +222,9 @@ class FakeHost:
 
     def give_up(self):
         """Go on without copies that hosts would have sent which are gone."""
+        for gone in self.losses.lost(0.0):
+            error = BufferLostError(f"lost with island {gone.island!r}; {gone.reason}")
+            self.gone[gone.host] = pack_error(error)
         for peer, error in self.gone.items():
             for number in [n for n, who in self.senders.items() if peer in who]:
                 del self.senders[number]
@@ -360,6 +369,7 @@ class World:
         }
         self.links = {}
         self.dead = set()
+        self.lost = set()  # of the dead, those that the controller knows of
         self.dismissed = set()
         self.has_more_hosts = True
         self.failures = {}
@@ -404,7 +414,7 @@ class World:
             elif isinstance(effect, ToHost):
                 if isinstance(effect.body, Orders):
                     self.num_spilled += len(effect.body.spills)
-                assert effect.host not in self.dead
+                assert effect.host not in self.lost
                 self.send(CONTROLLER, effect.host, effect.body, effect.lane)
             elif isinstance(effect, Dismiss):
                 self.dismissed.append(effect.host)
@@ -446,12 +456,17 @@ class World:
             pass
 
     def lose(self, host, error):
-        self.dead.add(host)
+        self.die(host)
+        self.lost.add(host)
         self.core.lose(host, error, 0.0)
         self.flush()
+
+    def die(self, host):
+        """Let all other hosts notice that nothing comes from one any more."""
+        self.dead.add(host)
         for each in self.hosts.values():
-            if each.index not in self.dead:
-                each.gone[host] = pack_error(error)
+            if each.index != host:
+                each.losses.broke(host, "the link broke", 0.0)
                 each.advance()
 
     def start_hosts(self, wanted):

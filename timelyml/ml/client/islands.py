@@ -160,6 +160,7 @@ def start_islands(
             "host_memory_bytes": given["host_memory_bytes"],
             "paced_s": given["paced_s"] and dict(given["paced_s"]),
             "delay_s": given["delay_s"],
+            "give_up_s": given["heartbeat_timeout_s"],
             "limits": {
                 "max_clients": given["max_clients"],
                 "max_calls": given["max_calls_per_client"],

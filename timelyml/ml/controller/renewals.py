@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from timelyml.errors import BufferLostError, PeerError, SliceError, TimelyError
+from timelyml.ml.controller.arrivals import has_left
 from timelyml.ml.controller.buffers import Buffers
 from timelyml.ml.controller.dispatching import Dispatch
 from timelyml.ml.controller.moves import Moves
 from timelyml.ml.controller.records import Outbox, SliceRecord, StartHosts, device_name
-from timelyml.ml.hosts import Formed, Present
+from timelyml.ml.hosts import Formed, Gone, Present
 from timelyml.ml.resources import ResourceEffect, ResourceManager, SliceState
 from timelyml.runtime.failure import pack_error
 
@@ -49,6 +50,7 @@ class Island:
         is_renewing: Whether others are on their way to take its place, or have.
         is_replaced: Whether they have.
         error: Why it is lost, if so.
+        cause: Why its hosts have to end, if so.
         ends_s: When its hosts are ended, whatever they have not sent.
     """
 
@@ -65,6 +67,7 @@ class Island:
     is_renewing: bool = False
     is_replaced: bool = False
     error: TimelyError | None = None
+    cause: TimelyError | None = None
     ends_s: float | None = None
 
     @property
@@ -126,6 +129,7 @@ class Renewals:
             return
         island.dead.add(host)
         self._outbox.mute([host])
+        self._say_gone(island, host, error)
         self._moves.lose(host)
         hit = [x for x in self._slices.values() if host in x.hosts and not x.error]
         self._cut_off(island, hit, error)
@@ -151,6 +155,7 @@ class Renewals:
         if island.ends_s is not None:
             return
         island.ends_s = float("inf")  # until there is somewhere to go
+        island.cause = error
         hit = [x for x in self._slices.values() if x.order == island.order]
         self._cut_off(island, hit, error)
         packed = pack_error(error)
@@ -245,6 +250,13 @@ class Renewals:
         found = (x.ends_s for x in self._islands.values() if x.ends_s is not None)
         return min((each for each in found if each != float("inf")), default=None)
 
+    def _say_gone(self, island: Island, host: int, error: TimelyError) -> None:
+        """Tell hosts, which wait for what others send, what became of one of them."""
+        gone = Gone(host, island.name, str(error))
+        for each in self._islands.values():
+            for other in each.living:
+                self._outbox.send(other, gone)
+
     def _cut_off(
         self, island: Island, hit: Iterable[SliceRecord], error: TimelyError
     ) -> None:
@@ -324,6 +336,7 @@ class Renewals:
             self._follow(self._manager.lose_host(str(host)))
         self._outbox.dismiss(host, is_at_once=island.ends_s is not None)
         island.dead.add(host)
+        self._say_gone(island, host, _cause(island, host))
         self._moves.lose(host)
         self._end_if_empty(island)
 
@@ -335,6 +348,11 @@ class Renewals:
     def _drop(self, island: Island) -> None:
         self._islands.pop(island.order, None)
         self._dispatch.islands.remove(island.order)
+
+
+def _cause(island: Island, host: int) -> TimelyError:
+    """Return why a host sends nothing any more that was let go or ended."""
+    return island.error or island.cause or has_left(host, island.name)
 
 
 def _late(island: Island) -> PeerError:

@@ -14,7 +14,8 @@ from timelyml.errors import BufferLostError
 from timelyml.ml.functions.types import dtype_named
 from timelyml.ml.hosts.boxes import Box, size_of
 from timelyml.ml.hosts.copies import HostCopy
-from timelyml.ml.hosts.messages import Expect, Piece, Pieces
+from timelyml.ml.hosts.losses import error_of
+from timelyml.ml.hosts.messages import Expect, Gone, Piece, Pieces
 from timelyml.ml.hosts.slices import HostSlice
 from timelyml.runtime.failure import pack_error
 
@@ -65,7 +66,7 @@ class BufferStore:
     _early: dict[int, list[Pieces]] = field(default_factory=dict)
     _taken: set[int] = field(default_factory=set)
     _lost: set[int] = field(default_factory=set)  # what still comes of it is dropped
-    _gone: dict[int, bytes] = field(default_factory=dict)  # peers, and why
+    _gone: dict[int, Gone] = field(default_factory=dict)  # peers, and why
     giving: threading.Lock = field(default_factory=threading.Lock)
     """Held while a launch takes the memory of arguments, and to read what it may take."""
 
@@ -114,7 +115,7 @@ class BufferStore:
             _fill(assembly, pieces)
         gone = next((x for x in expect.senders if x in self._gone), None)
         if gone is not None and assembly.num_left > 0:
-            return self.fail(expect.buffer, self._gone[gone])
+            return self._fail(assembly, self._gone[gone])
         return self._complete(expect.buffer)
 
     def add(self, pieces: Pieces) -> bool:
@@ -174,21 +175,18 @@ class BufferStore:
         else:
             del self._expected[buffer]
 
-    def fail(self, buffer: int, error: bytes) -> bool:
-        """Go on without the pieces that are missing of a buffer, if any are."""
-        assembly = self._expected.get(buffer)
-        if assembly is None:
-            return False
-        self._lost.add(buffer)
-        assembly.error = assembly.error or error
-        assembly.num_left = 0
-        return self._complete(buffer)
-
-    def lost(self, peer: int, error: bytes) -> list[int]:
+    def lost(self, gone: Gone) -> list[int]:
         """Go on without what a peer would have sent; return what of it."""
-        self._gone[peer] = error
-        found = [x for x, e in self._expected.items() if peer in e.expect.senders]
-        return [number for number in found if self.fail(number, error)]
+        self._gone[gone.host] = gone
+        found = [x for x in self._expected.values() if gone.host in x.expect.senders]
+        return [x.expect.buffer for x in found if self._fail(x, gone)]
+
+    def _fail(self, assembly: _Assembly, gone: Gone) -> bool:
+        """Go on without the pieces that are missing of a buffer."""
+        self._lost.add(assembly.expect.buffer)
+        assembly.error = assembly.error or pack_error(error_of(gone, assembly.expect))
+        assembly.num_left = 0
+        return self._complete(assembly.expect.buffer)
 
     def _complete(self, buffer: int) -> bool:
         assembly = self._expected[buffer]

@@ -24,6 +24,7 @@ from timelyml.ml.hosts.messages import (
     Done,
     Expect,
     Export,
+    Gone,
     Leave,
     Left,
     Orders,
@@ -177,9 +178,9 @@ class Executor:
             self._came(pieces.target)
         return arrived_ns
 
-    def lost(self, peer: int, error: bytes) -> None:
+    def lost(self, gone: Gone) -> None:
         """Go on without what another host would have sent."""
-        for buffer in (*self._runs.lost(peer, error), *self.store.lost(peer, error)):
+        for buffer in self.store.lost(gone):
             self._came(buffer)
 
     @property
@@ -223,11 +224,9 @@ class Executor:
             self._waiters.pop(name).close()
             for code in [code for code in self._code if code[1] == name]:
                 del self._code[code]
-            self._plans = {
-                number: plan
-                for number, plan in self._plans.items()
-                if name not in plan.program.slices
-            }
+            plans = self._plans.items()
+            for number in [x for x, plan in plans if name in plan.program.slices]:
+                del self._plans[number]
 
     def _settle(self) -> bool:
         """Look what is over; return whether anything was said."""

@@ -277,6 +277,20 @@ class CutOff:
 
 
 @dataclass(frozen=True, slots=True)
+class Gone:
+    """A host sends nothing any more but what is on its way already.
+
+    Attributes:
+        island: Which one it belonged to.
+        reason: What became of it.
+    """
+
+    host: int
+    island: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stand:
     """A slice stands from now on where another was made for it, in whose place it is.
 
@@ -375,6 +389,7 @@ MESSAGES = (
     Leave,
     Left,
     CutOff,
+    Gone,
     Stand,
     Pieces,
     Reports,

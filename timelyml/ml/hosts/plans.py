@@ -99,7 +99,7 @@ class Plan:
     blocks: Mapping[int, PlannedBlock]
     parcels: Mapping[int, tuple[Parcel, ...]]
     sent_inputs: tuple[tuple[int, int], ...]
-    senders: Mapping[int, frozenset[int]]
+    senders: Mapping[int, tuple[int, ...]]
     own_outputs: tuple[int, ...]
     num_users: Mapping[Slot, int]
     host: str
@@ -217,11 +217,11 @@ class _Planner:
             found.append(Parcel(number, int(self._host), _boxes(move, own)))
         return tuple(found)
 
-    def _senders(self, number: int) -> frozenset[int]:
+    def _senders(self, number: int) -> tuple[int, ...]:
         move = self._program.moves[number].pieces
         if isinstance(move, SparseMove):
-            return frozenset(map(int, move.source_hosts))
-        return frozenset(map(int, move.receives(self._host)))
+            return tuple(map(int, move.source_hosts))
+        return tuple(map(int, move.receives(self._host)))
 
 
 def _operands_of(launches: Sequence[Launch]) -> tuple[Slot, ...]:

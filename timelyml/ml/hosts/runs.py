@@ -163,16 +163,6 @@ class Runs:
         for block in sorted(state.blocks_left):
             yield GangKey(cancel.name, block, 0)
 
-    def lost(self, peer: int, error: bytes) -> list[int]:
-        """Go on without what a host that is gone would have sent; return what of it."""
-        found = []
-        for state in self._states.values():
-            for move, senders in state.plan.senders.items():
-                number = state.run.first_move + move
-                if peer in senders and self._store.fail(number, error):
-                    found.append(number)
-        return found
-
     def _expect(self, run: Run, plan: Plan, move: int) -> None:
         value = plan.program.values[plan.program.moves[move].target]
         name = str(value.slice)
@@ -182,6 +172,7 @@ class Runs:
             name,
             value.type,
             value.spec or (),
+            senders=plan.senders[move],
             num_elements=_num_expected(run, plan, move),
         )
         if self._store.expect(expect, self._slices[name]):

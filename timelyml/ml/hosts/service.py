@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from timelyml.errors import BufferLostError, InvariantError, PeerError, TimelyError
+from timelyml.errors import InvariantError, PeerError, TimelyError
 from timelyml.exchange import CONTROLLER, Lane
 from timelyml.ml.functions import Executables
 from timelyml.ml.hosts.delays import Delayed
@@ -20,11 +20,13 @@ from timelyml.ml.hosts.island import (
     join,
     reserved_address,
 )
+from timelyml.ml.hosts.losses import Losses
 from timelyml.ml.hosts.messages import (
     Arrived,
     Coordinator,
     CutOff,
     Formed,
+    Gone,
     Leave,
     Leaving,
     Load,
@@ -42,7 +44,6 @@ from timelyml.ml.hosts.slices import HostSlice
 from timelyml.ml.hosts.telling import Untold
 from timelyml.ml.hosts.timing import Arrival, AskTime, Time
 from timelyml.ml.hosts.waiting import Over
-from timelyml.runtime.failure import pack_error
 from timelyml.runtime.service import ServiceSite
 
 
@@ -64,6 +65,7 @@ class HostService:
             (each for each in site.options["islands"].values() if site.index in each),
             (),
         )
+        self._losses = Losses(site.options["give_up_s"])
         self._untold = Untold()
         self._moves: list[Arrival] = []
         self._is_traced = False
@@ -130,6 +132,8 @@ class HostService:
                 self._executor.leave(body)
             case CutOff():
                 self._executor.cut_off(body.slices)
+            case Gone():
+                self._losses.explain(body)
             case Stand():
                 self._executor.stand(body)
             case SliceMade():
@@ -159,6 +163,8 @@ class HostService:
         """Tell what is over, and send what others asked for."""
         for peer, body in self._late.due():
             self._handle(peer, body)
+        for gone in self._losses.lost(self._site.clock()):
+            self._executor.lost(gone)
         said = self._executor.advance()
         now_s = self._site.clock()
         self._untold.add((each for each in said if isinstance(each, Over)), now_s)
@@ -183,17 +189,16 @@ class HostService:
 
     def next_deadline(self) -> float | None:
         """Return when something is due that is held back; other threads wake it."""
-        deadlines = self._late.next_due(), self._untold.due_s
+        deadlines = (
+            self._late.next_due(),
+            self._untold.due_s,
+            self._losses.next_due(),
+        )
         return min((each for each in deadlines if each is not None), default=None)
 
     def lost(self, peer: int, error: PeerError) -> None:
-        """Let programs go on without what the peer would have sent."""
-        lost = BufferLostError(
-            f"what host {peer} would have sent is lost with it; got {error}; expected it "
-            f"to stay; compute it again",
-            reason=str(error),
-        )
-        self._executor.lost(peer, pack_error(lost))
+        """Let programs go on without what a peer would have sent, once it is known why."""
+        self._losses.broke(peer, str(error), self._site.clock())
 
     def close(self, error: TimelyError | None) -> None:
         """End the threads of the executor."""
