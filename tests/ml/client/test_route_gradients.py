@@ -210,6 +210,29 @@ def test_gradients_of_rows_that_take_branches_are_those_of_vmap(
         assert difference(found, expected) <= FLOAT32
 
 
+def test_gradients_of_rows_that_switch_are_those_of_vmap(client, slices, branched):
+    functions, (first, second), total, away = branched
+    third = ml.jit(lambda w, x: x / w, slice=slices[0])
+
+    @ml.program
+    def chosen(w, x, index):
+        branches = [
+            lambda x: first(w, x),
+            lambda x: ml.unroute(second(w, away(x))),
+            lambda x: third(w, x),
+        ]
+        return total(ml.switch(index, branches, x, per_example=True), x)
+
+    x, w = drawn("float32")[2], np.float32(1.5)
+    index = np.array([2, 0, 1, 5, -1, 1, 2], np.int32)  # clamped, as those of JAX
+
+    found = ml.grad(chosen, (0, 1))(w, client.put(x, slices[0].sharding()), index)
+
+    every = [*functions, lambda w, x: x / w]
+    expected = jax.grad(lambda w, x: by_row(every, w, index, x), (0, 1))(w, x)
+    assert difference(found, expected) <= FLOAT32
+
+
 def test_gradients_of_rows_that_leave_a_loop_are_those_of_each_row(client, slices):
     here = slices[0]
     short = ml.jit(lambda x: (x * x).sum(-1) < 50, slice=here)

@@ -36,8 +36,9 @@ class Outputs(list[jax.Array]):
 class ExecutableByDevice:
     """A computation whose shards are launched each for itself, if they have work.
 
-    How much that is was computed earlier, and is waited for: what is launched here was
-    ordered before, on all hosts alike, so it comes without anything of later launches.
+    How much that is was computed earlier, and has to be known; whoever launches it waits
+    for that. It comes without anything of later launches, as what is launched was ordered
+    before, on all hosts alike.
 
     Attributes:
         computation: What was compiled; `shard` of it is what each device runs.
@@ -69,18 +70,24 @@ class ExecutableByDevice:
         """What it needs on each device."""
         return self._parts[0][0].memory
 
+    def pending(self, arrays: Sequence[jax.Array | None]) -> tuple[jax.Array, ...]:
+        """Return what says which devices have something to do, unless it is computed."""
+        counts = arrays[self.computation.idle]
+        return () if counts is None or jax_private.is_ready(counts) else (counts,)
+
     def __call__(self, *arrays: jax.Array) -> Outputs:
-        """Start it on the devices that have something to do.
+        """Start it on the devices that have something to do; on all if none can say.
 
         Args:
             arrays: One for each argument, in its sharding. Those that are donated are
                 not to be used again.
         """
         outputs, found = Outputs(), []
+        is_known = not self.pending(arrays)
         # All at once, as the first launch may take the memory of one.
         by_array = [_shards(each, len(self._parts)) for each in arrays]
         for (part, fill), *given in zip(self._parts, *by_array, strict=True):
-            if np.asarray(given[self.computation.idle]).any():
+            if not is_known or np.asarray(given[self.computation.idle]).any():
                 found.append(part(*given))
                 continue
             outputs.num_left_out += 1

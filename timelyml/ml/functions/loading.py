@@ -91,6 +91,11 @@ class Executable:
             count = len(computation.in_types)
             self.quick = jax_private.quick_launch(compiled, count)
 
+    def pending(self, arrays: Sequence[jax.Array | None]) -> tuple[()]:
+        """Nothing has to be computed to start it: it is started on all devices."""
+        del arrays
+        return ()
+
     def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
         """Start the computation; return its outputs, which may not be ready yet.
 

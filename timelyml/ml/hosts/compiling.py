@@ -33,6 +33,9 @@ class Loaded(Protocol):
     def memory(self) -> MemoryNeeds:
         """What it needs on each device."""
 
+    def pending(self, arrays: Sequence[jax.Array | None]) -> Sequence[jax.Array]:
+        """Return which arguments have to be computed to know where to start it."""
+
     def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
         """Start it; return its outputs, which may not be ready yet."""
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 import contextlib
 import pickle
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
+
+import jax
 
 from timelyml.ml.hosts.buffers import Buffer, BufferStore, failure_of
 from timelyml.ml.hosts.compiling import Compiler, Loaded, Loader
@@ -37,6 +38,7 @@ from timelyml.ml.hosts.messages import (
 from timelyml.ml.hosts.plans import Code, Plan, plan_for
 from timelyml.ml.hosts.runs import Runs, copy_of
 from timelyml.ml.hosts.slices import HostSlice
+from timelyml.ml.hosts.turns import Turn, Turns
 from timelyml.ml.hosts.waiting import (
     Copied,
     Launched,
@@ -81,8 +83,7 @@ class Executor:
         self._heard = Heard(wake)
         self._hear = self._heard.say
         self._prepares: dict[GangKey, Prepare] = {}
-        self._line: deque[Ticket] = deque()  # let through, and not launched yet
-        self._is_launching = False
+        self._turns = Turns(self._turn_of, wake)
         # What a gang still needs before it can be launched, and who needs it.
         self._missing: dict[GangKey, set[Any]] = {}
         self._awaited: dict[Any, list[GangKey]] = {}
@@ -121,7 +122,9 @@ class Executor:
 
     def cut_off(self, slices: Iterable[str]) -> None:
         """Wait no more for what runs on slices; what is there of them can be sent."""
-        for name in slices:
+        found = tuple(slices)
+        self._turns.hurry(found)
+        for name in found:
             self._waiters[name].close()
             self._waiters[name] = self._waiter_of(self._slices[name])
 
@@ -168,7 +171,7 @@ class Executor:
             self._exports.pop(buffer, None)
             self._spills.discard(buffer)
         self.store.release(orders.releases)
-        self._launch(self._gate.admit(orders.tickets))
+        self._turns.take(self._gate.admit(orders.tickets))
         self._drop_slices(orders.dropped)
 
     def add(self, pieces: Pieces) -> int:
@@ -200,6 +203,7 @@ class Executor:
             needs = made.memory if not isinstance(made, bytes) else NO_NEEDS
             said.append(Compiled(*code, needs))
             self._provide(code)
+        self._turns.go_on()
         until = time.monotonic() + TURN_S
         while self._settle() and time.monotonic() < until:
             while self._heard:
@@ -209,7 +213,8 @@ class Executor:
     def has_news(self) -> bool:
         """Whether `advance` would do anything; if not, `wake` is called once it would."""
         due = list(map(Waiter.is_due, self._waiters.values()))  # all, so each watches
-        return bool(self._heard or self._compiler) or any(due)
+        is_heard = bool(self._heard or self._compiler)
+        return is_heard or self._turns.is_due() or any(due)
 
     def close(self) -> None:
         """End all threads, without waiting for what runs."""
@@ -244,7 +249,7 @@ class Executor:
         if isinstance(said, Copied):
             return self._spilled(said)
         if isinstance(said, Over):
-            self._launch(self._gate.finish(said.done.sequence))
+            self._turns.take(self._gate.finish(said.done.sequence))
         return [said]
 
     def _waiter_of(self, slice_: HostSlice) -> Waiter:
@@ -290,7 +295,7 @@ class Executor:
         """Have a gang launched in its turn, once nothing of what it needs is missing."""
         self._gate.weigh(key, num_launches)
         if not missing:
-            self._launch(self._gate.prepare(key))
+            self._turns.take(self._gate.prepare(key))
             return
         self._missing[key] = missing
         for each in missing:
@@ -333,7 +338,7 @@ class Executor:
             missing.discard(thing)
             if not missing:
                 del self._missing[key]
-                self._launch(self._gate.prepare(key))
+                self._turns.take(self._gate.prepare(key))
 
     def _export(self, export: Export) -> None:
         buffer = self.store.get(export.buffer)
@@ -342,26 +347,18 @@ class Executor:
             return
         self._waiters[buffer.slice].export(buffer, export)
 
-    def _launch(self, tickets: Iterable[Ticket]) -> None:
-        """Launch in order; what comes of a launch meanwhile goes after all of these."""
-        self._line.extend(tickets)
-        if self._is_launching:
-            return
-        self._is_launching = True
-        while self._line:
-            ticket = self._line.popleft()
-            prepare = self._prepares.pop(ticket.key, None)
-            if prepare is None:
-                self._runs.launch(ticket.key, ticket.sequence)
-            else:
-                self._launch_one(ticket.sequence, prepare)
-        self._is_launching = False
+    def _turn_of(self, ticket: Ticket) -> Turn:
+        prepare = self._prepares.pop(ticket.key, None)
+        if prepare is None:
+            return self._runs.launch(ticket.key, ticket.sequence)
+        return self._launch_one(ticket.sequence, prepare)
 
-    def _launch_one(self, sequence: int, prepare: Prepare) -> None:
+    def _launch_one(self, sequence: int, prepare: Prepare) -> Iterator[jax.Array]:
         code = self._code[prepare.computation, prepare.slice]
         buffers = [self.store.get(each) for each in prepare.args]
         failure = failure_of(code, buffers)
         if failure is None and not isinstance(code, bytes):
+            yield from code.pending([None if x is None else x.array for x in buffers])
             failure = self._start(sequence, prepare, code, buffers)
         if failure is not None:
             for out in prepare.outs:

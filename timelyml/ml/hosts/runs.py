@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,8 +117,8 @@ class Runs:
         found.update(x.code for x in block.steps if x.code not in self._code)
         return found
 
-    def launch(self, key: GangKey, sequence: int) -> None:
-        """Launch a block."""
+    def launch(self, key: GangKey, sequence: int) -> Iterator[jax.Array]:
+        """Launch a block; in between, return what has to be computed to go on."""
         state = self._states[key.program]
         block = state.plan.blocks[key.gang]
         self._gather(state, block)
@@ -134,6 +134,7 @@ class Runs:
         for step, each in zip(block.steps, quick, strict=True):
             if each is not None and not errors and _launch_quickly(slots, step, *each):
                 continue
+            yield from self._pending(state, step)
             failure = self._launch(state, step, started)
             if failure is not None:
                 failures.append((step.gang, failure))
@@ -224,6 +225,12 @@ class Runs:
             code.quick if is_inner and not isinstance(code, bytes) else None
             for code, is_inner in zip(codes, block.inner, strict=True)
         ]
+
+    def _pending(self, state: _State, step: Step) -> Sequence[jax.Array]:
+        code = self._code[step.code]
+        if isinstance(code, bytes):
+            return ()
+        return code.pending([state.slots[slot] for slot in step.operands])
 
     def _launch(
         self, state: _State, step: Step, started: list[Started]
