@@ -110,6 +110,19 @@ def test_a_silent_worker_is_given_up_and_killed_but_a_beating_one_is_not():
     assert "worker 1 (pid 1001) stopped answering" in str(scene.controller.error)
 
 
+def test_who_falls_silent_after_the_loss_of_another_is_given_up_too():
+    keeper = Keeper()
+    scene = Scene(heartbeat_timeout_s=10.0, keeper=keeper)
+    scene.start()
+    scene.controller.lose_worker(0, "was killed by SIGKILL")
+    for _ in range(6):
+        scene.pass_(2.0)
+    assert keeper.killed == [0, 1]
+    assert "worker 1 (pid 1001) stopped answering" in str(
+        scene.controller.membership.members[1].error
+    )
+
+
 def test_a_pause_of_the_driver_itself_is_nobodys_silence():
     scene = Scene(heartbeat_timeout_s=10.0)
     scene.start()

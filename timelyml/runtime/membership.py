@@ -158,20 +158,21 @@ class Membership:
                 member.last_heard += pause
         if self.phase in (Phase.STARTING, Phase.CONNECTING):
             return self._late(now)
-        if self.phase is Phase.READY and self.heartbeat_timeout_s is not None:
-            return [
-                (worker, self._silence(member, now))
-                for worker, member in enumerate(self.members)
-                if now - member.last_heard >= self.heartbeat_timeout_s
-            ]
-        return []
+        if self.heartbeat_timeout_s is None:
+            return []
+        # Services go on with the others after a loss, so these are listened to as well.
+        return [
+            (worker, self._silence(self.members[worker], now))
+            for worker in self.living()
+            if now - self.members[worker].last_heard >= self.heartbeat_timeout_s
+        ]
 
     def next_deadline(self) -> float | None:
         """Return the time by which `overdue` has to be asked again."""
         if self.phase in (Phase.STARTING, Phase.CONNECTING):
             return self._startup_deadline
-        if self.phase is Phase.READY and self.heartbeat_timeout_s is not None:
-            heard = (member.last_heard for member in self.members)
+        if self.heartbeat_timeout_s is not None:
+            heard = (self.members[worker].last_heard for worker in self.living())
             first = min(heard, default=self._checked)
             # also at least that often, or our own pauses would look like silence
             often = self._checked + self.heartbeat_timeout_s / 4
