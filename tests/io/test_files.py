@@ -239,6 +239,37 @@ def test_fields_with_ends_of_lines_need_whole_files(cluster, tmp_path):
         cluster.run(flow)
 
 
+@pytest.mark.parametrize("batch_size", [None, 1])
+@pytest.mark.parametrize(
+    "rows", ['"one\ntwo"\nthree\n', '"one\n\ntwo"', '"one', 'two"\n"three\n']
+)
+def test_a_field_that_goes_on_in_another_line_is_not_joined(tmp_path, rows, batch_size):
+    flow = Dataflow(num_shards=1)
+    path = write(tmp_path / "a.csv", "text\n\n" + rows)
+    flow.read_csv(path, batch_size=batch_size).collect()
+    line = 4 if rows.startswith("two") else 3
+    message = f"goes on after the end of line {line};.*pass has_newlines=True"
+    with pytest.raises(PayloadError, match=message):
+        flow.run()
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    path = write(tmp_path / "a.csv", "n,m,n\n1,2,3\n")
+    with pytest.raises(SchemaError, match=r"two columns.*expected one 'n'"):
+        Dataflow().read_csv(path)
+
+
+def test_a_csv_file_of_another_encoding_is_named(tmp_path):
+    path = write(tmp_path / "a.csv", "n\n\N{GREEK SMALL LETTER PI}\n", "utf-16")
+    with pytest.raises(PayloadError, match=r"a\.csv' is not of encoding 'utf-8'"):
+        Dataflow().read_csv(path)
+    late = write(tmp_path / "b.csv", "n\n" + "1\n" * 9000 + "\xe9\n", "latin-1")
+    flow = Dataflow(num_shards=1)
+    flow.read_csv(late, has_newlines=True).collect()
+    with pytest.raises(PayloadError, match=r"b\.csv' is not of encoding 'utf-8'"):
+        flow.run()
+
+
 def test_a_field_that_does_not_convert_is_named(cluster, tmp_path):
     path = write_csv(tmp_path / "a.csv", [(1, 2), (3, "four")], header=("a", "b"))
     flow = Dataflow(num_shards=1)

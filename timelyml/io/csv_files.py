@@ -80,12 +80,25 @@ def header_of(
     """Return the columns of a file: as they were given, or by its first line.
 
     Raises:
-        SchemaError: The schema has a column that is not among them.
+        SchemaError: The schema has a column that is not among them, or two are alike.
+        PayloadError: The file is not of the encoding.
     """
     has_line = names is None
     if names is None:
         with path.open(encoding=encoding, newline="") as file:
-            names = tuple(next(csv.reader(file, delimiter=delimiter), ()))
+            try:
+                names = tuple(next(csv.reader(file, delimiter=delimiter), ()))
+            except UnicodeDecodeError as error:
+                raise _not_encoded(path, error) from None
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise SchemaError(
+            f"file {str(path)!r} has two columns of one name; got {list(names)}; "
+            f"expected one {twice!r}; rename one, or pass columns= for a file without "
+            f"header",
+            column=twice,
+            path=str(path),
+        )
     for wanted in schema.columns if schema is not None else ():
         if wanted not in names:
             raise SchemaError(
@@ -132,7 +145,10 @@ class CsvReader:
                 for lines, end in cut_lines(found, self.batching.batch_size):
                     text = decoded(lines, found.path, start, self.encoding)
                     line_of = partial(self._line_in_range, part.path, start, text)
-                    rows = self._rows(header, self._reader(text), line_of)
+                    whole = [*text, ""]  # which a field that has no end would take
+                    rows = self._rows(header, self._reader(whole), line_of)
+                    if len(rows) < len(whole):
+                        raise _spanning(header.path, line_of, self._reader(whole))
                     if header.has_line and start == 0:
                         rows[0] = []
                     yield self._payload(header, rows, line_of), end
@@ -170,6 +186,8 @@ class CsvReader:
         rows: list[Row] = []
         try:
             rows.extend(islice(reader, most))
+        except UnicodeDecodeError as error:
+            raise _not_encoded(header.path, error) from None
         except csv.Error as error:
             line = line_of(len(rows))
             raise PayloadError(
@@ -206,6 +224,30 @@ class CsvReader:
         if self.schema is None:
             return [dict(zip(header.names, row, strict=True)) for row in rows]
         return columns_of_rows(block, self.schema)
+
+
+def _not_encoded(path: Path, error: UnicodeDecodeError) -> PayloadError:
+    wrong = error.object[error.start : error.end]
+    return PayloadError(
+        f"file {str(path)!r} is not of encoding {error.encoding!r}; got {error.reason} "
+        f"for {wrong!r}; expected text; pass encoding=",
+        path=str(path),
+    )
+
+
+def _spanning(path: Path, line_of: Callable[[int], int], rows: CsvRows) -> PayloadError:
+    """Return the error of a row that goes on in another line, which others may read."""
+    index, row = next(
+        (index, row) for index, row in enumerate(rows) if rows.line_num > index + 1
+    )
+    line = line_of(index)
+    return PayloadError(
+        f"file {str(path)!r} has a field that goes on after the end of line {line}; got "
+        f"{row!r:.200}; expected quotes that end where they began; pass "
+        f"has_newlines=True if that is meant",
+        path=str(path),
+        line=line,
+    )
 
 
 def _lines_before(reader: CsvRows, index: int) -> int:

@@ -105,7 +105,8 @@ def read_csv(
 
     Raises:
         ConfigError: There is no such file, or an option is out of range.
-        SchemaError: A file lacks a column of the schema.
+        SchemaError: A file lacks a column of the schema, or has two of one name.
+        PayloadError: A file does not begin with text of the encoding.
     """
     who = name or "read_csv"
     declared = as_schema(schema)

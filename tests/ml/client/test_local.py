@@ -514,7 +514,7 @@ def test_what_no_island_has_is_refused_with_what_there_is(client):
         client.slice({"data": 1}, kind="abacus")
     with pytest.raises(SliceError, match="atlantis"):
         client.slice({"data": 1}, island="atlantis")
-    for axes in ({}, {"data": 0}, {"data": "2"}):
+    for axes in (2, {}, {"data": 0}, {"data": "2"}):
         with pytest.raises(ConfigError, match="impossible shape"):
             client.slice(axes)
 

@@ -141,9 +141,13 @@ def check_axes(axes: Mapping[str, int]) -> None:
     Raises:
         ConfigError: There are none, or a name or a size is impossible.
     """
-    is_right = bool(axes) and all(
-        isinstance(name, str) and isinstance(size, int) and size >= 1
-        for name, size in axes.items()
+    is_right = (
+        isinstance(axes, Mapping)
+        and bool(axes)
+        and all(
+            isinstance(name, str) and isinstance(size, int) and size >= 1
+            for name, size in axes.items()
+        )
     )
     if not is_right:
         raise ConfigError(
