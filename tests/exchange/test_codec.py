@@ -7,7 +7,7 @@ import enum
 import pickle
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import msgpack
@@ -20,6 +20,10 @@ from timelyml.errors import InvariantError, PayloadError, WireError
 from timelyml.exchange import Codec
 
 from .samples import MESSAGES, Checked, Credit, Parcel, Part, Piece, codec
+
+
+class Ping(NamedTuple):
+    """Says all by being there."""
 
 
 class Colour(enum.IntEnum):
@@ -304,6 +308,11 @@ def test_payloads_of_all_kinds_fit_a_named_tuple():
     for payload in [[1], "a", 1, None, 2.5, b"x", {"a": 1}] * 2:
         message = Piece(0, True, payload)
         assert shared.decode(*shared.encode(message)) == message
+
+
+def test_a_named_tuple_without_fields_is_a_message():
+    shared = Codec([Ping])
+    assert shared.decode(*shared.encode(Ping())) == Ping()
 
 
 def test_a_message_that_its_own_class_refuses_is_refused():

@@ -89,6 +89,8 @@ def test_lanes_do_not_wait_for_each_other(alone):
             "a duplicate or a restart on the control lane; got message 0",
         ),
         ([(3, 2), (3, 2)], "a gap on the control lane; got message 3; expected 0"),
+        ([(3, 2), (2, 2)], "a gap on the control lane; got message 2; expected 0"),
+        ([(3, 4)], "a gap on the control lane; got message 3; expected 0"),
         ([(0, 0), (2, 0)], "a gap on the control lane; got message 2; expected 1"),
         ([(1, 0)], "a gap on the control lane; got message 1; expected 0"),
     ],

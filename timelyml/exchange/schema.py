@@ -192,12 +192,12 @@ def _generate_for_tuple(
     variables = "".join(f"v{at}, " for at in range(len(fields)))
     lines = [
         "def encode(message):",
-        f" {variables}= message",
+        f" [{variables}] = message",
         f" return [{', '.join(encoded)}]",
         "def decode(values):",
         f" if type(values) is not list or len(values) != {len(fields)}:",
         "  refuse(cls, values)",
-        f" {variables}= values",
+        f" [{variables}] = values",
         *decoding,
         f" return new(cls, ({variables}))",
     ]

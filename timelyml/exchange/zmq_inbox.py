@@ -162,6 +162,7 @@ class Inbox:
         while (
             sequence > link.expected[lane]
             and said == lane
+            and not link.is_refused  # its number stays behind for good
             and self.datagrams is not None
             and self._take_datagram(arrived)
         ):
@@ -185,11 +186,11 @@ class Inbox:
         link = self._links.get(peer) or self._link(peer)
         if lane >= len(Lane):
             self._fail(peer, f"a message of lane {lane} came as a datagram")
-        elif after_of(datagram) <= link.expected[lane] or sequence in link.early[lane]:
-            self._deliver(lane, link, received, frames, arrived)
-        elif not link.is_refused:
+        elif link.has_to_wait(lane, sequence, after_of(datagram)):
             self.heard.add(peer)
-            link.early[lane][sequence] = datagram
+            link.early[lane].append((sequence, datagram))
+        else:
+            self._deliver(lane, link, received, frames, arrived)
         return True
 
     def _read(self, frames: Sequence[Any]) -> Received | None:
@@ -210,12 +211,8 @@ class Inbox:
         """Add a message whose turn it is, and datagrams that were waiting for it."""
         self._decode(lane, link, received, frames, arrived)
         early = link.early[lane]
-        while early:
-            expected = link.expected[lane]
-            datagram = early.get(expected) or early[min(early)]
-            if expected not in early and after_of(datagram) > expected:
-                break  # ZeroMQ is to bring what is missing; nobody else would
-            early.pop(expected, None)
+        while early and after_of(early[0][1]) <= link.expected[lane]:
+            _, datagram = early.popleft()
             alone = [memoryview(datagram)[AFTER_BYTES:]]
             self._decode(lane, link, read_frames(alone, self._token), alone, arrived)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -169,17 +170,28 @@ class IncomingLink:
 
     Attributes:
         expected: The number of the next message, by lane.
-        early: Datagrams that came before a message that ZeroMQ is to bring, by lane
-            and number.
+        early: Datagrams that came before a message that ZeroMQ is to bring, by lane,
+            with their numbers, in their order.
     """
 
     __slots__ = ("closed_lanes", "early", "expected", "is_refused")
 
     def __init__(self) -> None:
         self.expected = [0, 0]
-        self.early: tuple[dict[int, bytes], ...] = ({}, {})
+        self.early: tuple[deque[tuple[int, bytes]], ...] = (deque(), deque())
         self.closed_lanes = 0
         self.is_refused = False
+
+    def has_to_wait(self, lane: int, sequence: int, after: int) -> bool:
+        """Whether a datagram came before a message that ZeroMQ is to bring.
+
+        Datagrams keep their order, and none waits for itself or for what follows it:
+        one that seems to is out of turn.
+        """
+        if self.is_refused or not self.expected[lane] < after <= sequence:
+            return False
+        early = self.early[lane]
+        return not early or early[-1][0] < sequence
 
     def accept(self, lane: int, said: int, sequence: int) -> str | None:
         """Count a message of a lane; return what is wrong with it, if anything.
