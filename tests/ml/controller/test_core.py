@@ -49,7 +49,7 @@ def num_over(world, client=1):
     )
 
 
-def random_calls(world, num_calls):
+def random_calls(world, num_calls, *, orders=(0,), failing=0.1):
     """Call at random; return what may be said of each result, and what is held.
 
     Of several arguments that failed, the error of any may be told.
@@ -71,10 +71,11 @@ def random_calls(world, num_calls):
         name = f"f{number}"
         outs, identity = world.call(
             name, slice_, args, num_outs=rng.randint(1, 2), size=size, spec=spec,
-            donated=donated,
+            donated=donated, order=orders[number % len(orders)],
         )  # fmt: skip
+        world.declared.append((slice_.slice, orders[number % len(orders)], outs))
         found = set().union(*(errors[arg] for arg in args))
-        if rng.random() < 0.1:
+        if rng.random() < failing:
             world.failures[identity] = failure(name)
             found = found or {f"{name} failed"}
         for out in outs:

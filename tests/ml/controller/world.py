@@ -385,6 +385,7 @@ class World:
         self.devices = {}  # of each slice
         self.num_spilled = 0
         self.num_fetches = 0
+        self.declared = []  # slice, order and results of calls
         self.settle()
 
     def needs_of(self, identity):
@@ -494,14 +495,16 @@ class World:
         self.say(client, Put(buffer, slice_.slice, FLOAT, spec, array))
         return buffer
 
-    def call(self, name, slice_, args, *, client=1, num_outs=1, size=2, **options):
+    def call(
+        self, name, slice_, args, *, client=1, num_outs=1, size=2, order=0, **options
+    ):
         made = computation(
             name, len(args), num_outs, LogicalMesh(("x",), (size,)), **options
         )
         self.computations[made.identity] = made
         self.say(client, Register(made.identity, slice_.slice, pickle.dumps(made)))
         outs = tuple(self.buffer(client) for _ in range(num_outs))
-        self.say(client, Call(made.identity, slice_.slice, tuple(args), outs))
+        self.say(client, Call(made.identity, slice_.slice, tuple(args), outs, order))
         return outs, made.identity
 
     def release(self, buffers, client=1):

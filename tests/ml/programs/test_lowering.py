@@ -167,6 +167,28 @@ def test_what_reads_a_value_is_ordered_before_what_destroys_it():
     assert last.donated == lowered.args
 
 
+def test_calls_of_one_order_are_ordered_after_one_another_and_others_as_they_can():
+    client = Client()
+    a, b = (Slice(client, name, AbstractMesh((2,), ("data",))) for name in "ab")
+
+    def scale(x):
+        return x * 2
+
+    here, there = jit(scale, slice=a), jit(scale, slice=b)
+
+    @program
+    def f(x):
+        late = there(here.in_order(1, x))
+        results = here.in_order(1, late), here.in_order(2, x), here(x)
+        return results, here.in_order(1, x), there.in_order(1, late)
+
+    value = Value(a, ArrayType((4,), "float32", 4), ())
+    places = {"a": place_of("east", 2), "b": place_of("west", 2)}
+    lowered = lower(f.program(value), places)
+    needs = [gang.needs for gang in lowered.gangs]
+    assert needs == [(), (0,), (0, 1), (), (), (2,), (1,)]
+
+
 def test_every_value_is_released_once_or_lives_on():
     lowered = lower(*pipeline(4))
     released = [

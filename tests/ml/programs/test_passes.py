@@ -233,6 +233,18 @@ def test_a_block_takes_no_longer_than_its_bound(slices):
     assert len(list(fused(found, block_ns=0).calls())) == 6
 
 
+def test_calls_of_one_order_become_one_and_stay_in_order(slices):
+    a, *_ = functions(slices)
+
+    @program
+    def f(x):
+        return a.in_order(1, x), a.in_order(1, a.in_order(1, x)), a(x)
+
+    found = f.program(ROWS)
+    assert [node.order for _, node in fused(found).calls()] == [1, 0]
+    assert [node.order for _, node in fused(found, block_ns=0).calls()] == [1, 1, 1, 0]
+
+
 def test_donation_survives_fusion(slices):
     a, *_ = functions(slices)
     take = jit(scale, slice=slices["a"], in_shardings=P("data"), donate_argnums=(0,))

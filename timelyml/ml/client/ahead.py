@@ -108,6 +108,7 @@ class Ahead:
         if (
             inbox.num_unfinished >= MIN_UNDER_WAY
             and 0 < (inbox.call_s if inbox.is_alone else inbox.pace_s) <= MAX_PACE_S
+            and not call.order  # what comes in between is on other slices
             and call.slice.name not in self._given_back
             and self._fits(call)
         ):

@@ -198,7 +198,7 @@ class Client:
             return handles
         args = tuple([each.buffer for each in operands])
         outs = tuple([each.buffer for each in handles])
-        self.start(Call(computation.identity, slice_.name, args, outs))
+        self.start(Call(computation.identity, slice_.name, args, outs, call.order))
         return handles
 
     def call_program(self, call: ProgramCall) -> Sequence[Any]:

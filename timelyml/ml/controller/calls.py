@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from weakref import WeakValueDictionary
 
 from timelyml.errors import ProgramError, TimelyError
 from timelyml.ml.controller.buffers import Buffers, no_such_slice
@@ -51,6 +52,10 @@ class Calls:
         self._outbox = outbox
         self._graphs: dict[tuple[str, str, str, int], SpreadGraph] = {}
         self._numbers = itertools.count(1)
+        # Of each order that a client declares on a slice, while that is not over.
+        self._last: WeakValueDictionary[tuple[int, str, int], CallRecord] = (
+            WeakValueDictionary()
+        )
 
     def start(self, client: int, message: Call) -> None:
         """Take a call; what cannot run fails its results, and nothing else."""
@@ -174,12 +179,17 @@ class Calls:
             return
         is_placed = placed_args(args, computation, slice_, self._slices)
         copied = copied_args(client, args, is_placed, computation, directory)
+        key = client, slice_.name, message.order
+        before = self._last.get(key) if message.order else None
         call = CallRecord(
             str(next(self._numbers)), client, self, slice_.name, computation, args,
             message.outs, is_placed, copied,
             uses=list({id(each): each for each in args}.values()),
+            before=[] if before is None else [before],
         )  # fmt: skip
         self._dispatch.start(call, self._outputs(message, computation))
+        if message.order:
+            self._last[key] = call
 
     def _target(self, client: int, message: Call) -> tuple[SliceRecord, Computation]:
         slice_ = self._slices.get(message.slice)

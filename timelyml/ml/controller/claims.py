@@ -100,8 +100,12 @@ def waits_of(work: Work, works: Mapping[str, Work]) -> list[Work]:
 
 
 def work_before(work: Work, works: Mapping[str, Work], readers: Readers) -> list[Work]:
-    """Return the work that makes what other work takes, or reads what it destroys."""
-    found = {
+    """Return the work that makes what other work takes, or reads what it destroys.
+
+    And what is known to come before it already, as it was declared to.
+    """
+    found = {each.program: each for each in work.before if each.program in works}
+    found |= {
         producer.program: producer
         for entry in work.args
         if (producer := works.get(entry.producer or "")) is not None

@@ -76,12 +76,15 @@ class Call:
     Attributes:
         args: Buffers, wherever they lie.
         outs: Numbers for the buffers of its results.
+        order: Calls of the client on the slice with the same number, other than 0, are
+            ordered as they come, whichever has first what it takes.
     """
 
     computation: str
     slice: str
     args: tuple[int, ...]
     outs: tuple[int, ...]
+    order: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,7 +177,7 @@ class Owner(Protocol):
         """Have hosts drop what of it was prepared and will not be launched."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class CallRecord:
     """A call of a computation that is not over.
 

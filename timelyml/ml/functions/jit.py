@@ -91,6 +91,8 @@ class TracedCall:
         out_tree: The structure of the results.
         flat: The Python function, of the operands; its derivative is made of it.
         line: The user's, if it is not the one that calls now.
+        order: Calls on the slice with the same number, other than 0, are launched in the
+            order in which they are made.
         layout: That of rows which it took, and which its results have too.
     """
 
@@ -101,6 +103,7 @@ class TracedCall:
     flat: FlatFunction
     line: str = ""
     layout: Layout | None = None
+    order: int = 0
 
     def results(self, values: Iterable[Any]) -> Any:
         """Return what the function returns, of one value for each result."""
@@ -180,7 +183,27 @@ class JitFunction:
             TraceError: It cannot be traced for these arguments.
             HandleError: An argument belongs to another client.
         """
-        call = self.trace_call(*args, **kwargs)
+        return self._start(self.trace_call(*args, **kwargs))
+
+    def in_order(self, order: int, *args: Any, **kwargs: Any) -> Any:
+        """Start the function after all that was started on its slice with the same number.
+
+        A call by itself is launched once what makes its arguments is, perhaps before one
+        that was started earlier and waits for another slice. One in an order waits for
+        the one before it too, until that is launched or will never be.
+
+        Args:
+            order: From 1 on.
+            *args: As of a call.
+            **kwargs: As of a call.
+
+        Raises:
+            TraceError: As of a call.
+            HandleError: As of a call.
+        """
+        return self._start(replace(self.trace_call(*args, **kwargs), order=order))
+
+    def _start(self, call: TracedCall) -> Any:
         runner = _RECORDER.get() or self.slice.client
         return call.results(runner.call(call))
 

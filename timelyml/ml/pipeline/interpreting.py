@@ -1,5 +1,6 @@
 """Interprets the actions of a schedule: each one is a call that nobody waits for.
 
+Calls say which rank they are of: those of one are launched in the order of the schedule.
 A value goes from stage to stage as a handle. A send puts it into the channel of its edge
 and direction, a receive says that it is expected there, and the call that takes it has
 it moved. The interpreter checks nothing that the validator has proved.
@@ -40,6 +41,8 @@ class Pass:
         targets: Of the loss, for each microbatch.
         totals: The loss of each microbatch that is through, summed over what counts.
         counts: How much counted in each.
+        first_order: Number of the order in which the first rank launches its actions;
+            those of the other ranks follow.
     """
 
     schedule: Schedule
@@ -49,6 +52,7 @@ class Pass:
     inputs: Sequence[Any]
     targets: Sequence[Any]
     record: PipelineRecord
+    first_order: int = 1
     totals: dict[int, Any] = field(default_factory=dict)
     counts: dict[int, Any] = field(default_factory=dict)
     _values: dict[Action, Any] = field(default_factory=dict)
@@ -89,7 +93,9 @@ class Pass:
             )
         extra = (self.targets[action.microbatch],) if stage.has_loss else ()
         functions = stage.functions_for(params, x, extra)
-        y, saved, tick = functions.forward(params, x, extra)
+        y, saved, tick = functions.forward.in_order(
+            self._order(action), params, x, extra
+        )
         given = (params, x, extra) if stage.is_first else (params, extra)
         self._live[action.stage, action.microbatch] = _Live(functions, given, saved)
         if stage.has_loss:
@@ -100,7 +106,8 @@ class Pass:
 
     def _backward(self, action: Action) -> Any:
         live = self._live.pop((action.stage, action.microbatch))
-        dx, self.gradients[action.stage], tick = live.functions.backward(
+        dx, self.gradients[action.stage], tick = live.functions.backward.in_order(
+            self._order(action),
             live.given,
             live.saved,
             self._cotangents(action),
@@ -111,8 +118,8 @@ class Pass:
 
     def _input_part(self, action: Action) -> Any:
         live = self._live[action.stage, action.microbatch]
-        dx, live.carried, tick = live.functions.input_part(
-            live.given, live.saved, self._cotangents(action)
+        dx, live.carried, tick = live.functions.input_part.in_order(
+            self._order(action), live.given, live.saved, self._cotangents(action)
         )
         live.saved = tuple(live.saved[i] for i in live.functions.kept)
         self._hand_down(action, dx)
@@ -120,10 +127,18 @@ class Pass:
 
     def _weight_part(self, action: Action) -> Any:
         live = self._live.pop((action.stage, action.microbatch))
-        self.gradients[action.stage], tick = live.functions.weight_part(
-            live.given, live.saved, live.carried, self.gradients[action.stage]
+        self.gradients[action.stage], tick = live.functions.weight_part.in_order(
+            self._order(action),
+            live.given,
+            live.saved,
+            live.carried,
+            self.gradients[action.stage],
         )
         return tick
+
+    def _order(self, action: Action) -> int:
+        """Return which order an action is part of: that of its rank."""
+        return self.first_order + self.schedule.rank_of_stage[action.stage]
 
     def _hand_down(self, action: Action, dx: tuple[Any, ...]) -> None:
         if action.stage:

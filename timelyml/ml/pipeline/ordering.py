@@ -1,8 +1,10 @@
 """In which order a single client starts the actions of all ranks.
 
 Nothing waits for a reply, so any order does that begins each rank's rows in order and
-nothing before what it reads. On an island, though, launches keep the order in which they
-were asked for: the order of a simulated run keeps one stage from standing behind another.
+nothing before what it reads: calls of a rank are launched in the order in which they were
+started, also where one waits for a value of another island that comes late. Other calls
+on an island are launched as they can be, by its policy; the order of a simulated run keeps
+ranks that share one from standing behind each other.
 """
 
 from __future__ import annotations

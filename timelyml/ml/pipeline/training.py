@@ -161,6 +161,7 @@ class TrainStep:
             [self._put(x, first) for x, _ in microbatches],
             [self._put(target, last) for _, target in microbatches],
             record if replica == 0 else PipelineRecord(),
+            first_order=1 + replica * self._layout.schedule.num_ranks,
         )
 
     def _stage(self, replica: int, index: int) -> Stage:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -97,6 +97,7 @@ class _Blocks:
         self._block_of: dict[int, int] = {}
         self._open: dict[str, int] = {}
         self._readers: dict[Ref, set[int]] = {}
+        self._last: dict[tuple[str, int], int] = {}  # by slice and order
         self._leaving = {
             ref.node
             for node in program.nodes
@@ -112,8 +113,11 @@ class _Blocks:
         if isinstance(node, Call):
             for ref in node.donated:  # it may go only after all that read it
                 needs |= self._readers.get(ref, set())
+            last = self._last.get((node.slice, node.order)) if node.order else None
+            needs |= set() if last is None else {last}
             duration_ns = estimate_ns(node.computation)
             target = self._block_for(node, needs, duration_ns)
+            self._last[node.slice, node.order] = target
             self._open[node.slice] = target
             if index in self._leaving or node.has_effects:
                 del self._open[node.slice]
@@ -155,6 +159,7 @@ class _Blocks:
         is_alike = (
             isinstance(first, Call)
             and first.computation.settings == node.computation.settings
+            and first.order == node.order
         )
         fits = block.duration_ns + duration_ns <= self._block_ns
         arriving = {each for each in needs if self._arrives(each, node.slice)}
@@ -193,7 +198,7 @@ def _join(program: Program, members: Sequence[int], rebuilder: Rebuilder) -> Non
         tuple(position for ref, position in inputs.items() if ref in donated),
     )
     operands = tuple(map(rebuilder.now, inputs))
-    added = rebuilder.add(Call(fused, calls[0].slice, operands, calls[0].line))
+    added = rebuilder.add(replace(calls[0], computation=fused, operands=operands))
     for position, ref in enumerate(outputs):
         rebuilder.move(ref, Ref(added, position))
 

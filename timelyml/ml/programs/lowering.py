@@ -236,6 +236,7 @@ class _Lowering:
         self._gangs_of: list[tuple[int, ...]] = []
         self._readers: dict[Ref, set[int]] = {}
         self._numbers: dict[str, int] = {}
+        self._last: dict[tuple[str, int], int] = {}  # gangs, by slice and order
         self._last_use = self._last_uses()
 
     def slot(self, ref: Ref) -> Slot:
@@ -281,6 +282,9 @@ class _Lowering:
         needs = {each for ref in node.operands for each in self._gangs_of[ref.node]}
         for ref in node.donated:  # its memory is free once all who read it are ordered
             needs |= self._readers.get(ref, set())
+        if node.order:
+            needs |= {self._last.get((node.slice, node.order), gang)} - {gang}
+            self._last[node.slice, node.order] = gang
         for ref in node.operands:
             self._readers.setdefault(ref, set()).add(gang)
         place_ = self._place(node.slice)

@@ -80,12 +80,15 @@ class Call:
 
     Attributes:
         line: The user's, for errors; empty where a pass put it in.
+        order: Calls on the slice with the same number, other than 0, are launched in
+            the order in which they stand.
     """
 
     computation: Computation
     slice: str
     operands: tuple[Ref, ...]
     line: str = ""
+    order: int = 0
 
     @property
     def outputs(self) -> tuple[Value, ...]:

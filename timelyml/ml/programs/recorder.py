@@ -185,7 +185,7 @@ class Recorder:
             self._operand(each, call.computation.in_types[i], call.computation.name)
             for i, each in enumerate(call.operands)
         )
-        node = Call(call.computation, call.slice.name, operands, line)
+        node = Call(call.computation, call.slice.name, operands, line, call.order)
         self._donate(node)
         index = self._add(node)
         count = call.computation.num_results
