@@ -1,4 +1,4 @@
-"""Compiles the modules that every epoch passes through, where a wheel is to have them.
+"""Compiles the modules that epochs and calls pass through, where a wheel is to have them.
 
 They are plain Python, strictly typed, and work as they stand. With
 `TIMELYML_COMPILE=1` in the environment mypyc translates them to C while a wheel is

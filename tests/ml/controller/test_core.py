@@ -406,6 +406,7 @@ def test_beyond_the_memory_of_hosts_calls_fail_and_none_waits_for_ever(seed):
     assert len(world.core.buffers.directory) == 0
 
 
+@pytest.mark.sources
 def test_what_an_end_lets_begin_is_told_after_what_had_its_place_before(monkeypatch):
     """Memory that an end frees admits what has waited, in the middle of the news."""
     dispatch, told = World(1).core.dispatch, []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
+
 from tests.ml.controller.test_core import fates
 from tests.ml.controller.world import World
 from tests.ml.store.test_ledger import buffer, claim
@@ -11,6 +13,7 @@ from timelyml.ml.controller.memory import Memory
 from timelyml.ml.controller.records import Outbox
 
 
+@pytest.mark.sources
 def test_what_is_let_go_before_its_spill_was_told_is_not_spilled():
     """A refused call lets go of what it was given, one by one, and its slice goes."""
     on_host, given, idle = buffer(1, 25, "old"), buffer(2, 25, "old"), buffer(3, 40)

@@ -118,7 +118,7 @@ class Machine:
         self.graphs[program] = graph
         if on_done is not None:
             self.on_done[program] = on_done
-        self.handle(self.islands.submit(client, program, graph, **options))
+        self.handle(self.islands.submit(client, program, graph.spread, **options))
 
     def handle(self, effects):
         self.effects += [(self.now, *each) for each in effects]
@@ -285,14 +285,14 @@ class Demand:
         self.machine.submit(self.client, name, self.graph, on_done=self.submit)
 
 
-class Graph(SpreadGraph):
-    """A graph that remembers what it was made of."""
+class Graph:
+    """A graph that remembers what it was made of; no subclass, as it may be compiled."""
 
-    __slots__ = ("source",)
+    __slots__ = ("source", "spread")
 
     def __init__(self, gangs, *args):
-        super().__init__(gangs, *args)
         self.source = gangs
+        self.spread = SpreadGraph(gangs, *args)
 
 
 def single(computation="f", placement="all", island="i", **options):

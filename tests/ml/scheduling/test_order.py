@@ -226,6 +226,7 @@ class Recording:
         return call
 
 
+@pytest.mark.sources
 @unhurried
 @given(policies, st.integers(0, 10**6), st.lists(graphs(["all", "left"]), max_size=6))
 def test_the_same_events_give_the_same_decisions(policy, seed, programs):
@@ -259,7 +260,9 @@ def crossing(order, *, is_early=False):
     ]
     graph = Graph(gangs)
     if is_early:
-        graph.opens_at_first += [slot for each in graph.opens.values() for slot in each]
+        spread = graph.spread
+        opens = spread.opens.values()
+        spread.opens_at_first += [slot for each in opens for slot in each]
     return graph
 
 

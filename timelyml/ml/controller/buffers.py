@@ -96,8 +96,8 @@ class Buffers:
         """Bring a host array to the hosts of a slice; tell if that cannot be."""
         slice_ = self._slices.get(put.slice)
         if slice_ is None or slice_.client != client or slice_.is_dropped:
-            error = pack_error(no_such_slice(put.slice))
-            self._outbox.tell(client, Failed(0, (put.buffer,), error))
+            no_slice = pack_error(no_such_slice(put.slice))
+            self._outbox.tell(client, Failed(0, (put.buffer,), no_slice))
             return
         buffer = slice_.new_buffer(put.buffer, put.type, put.spec, "put")
         try:
