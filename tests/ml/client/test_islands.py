@@ -209,7 +209,7 @@ def test_when_one_process_dies_its_island_is_lost_and_nobody_waits_in_vain():
         cut = client.put(np.arange(2), here.sharding(P("data")))
         whole = client.put(np.arange(2), here.sharding())
         for each in (cut, whole):  # what is still under way goes to the new processes
-            each.block_until_ready()
+            jit(lambda x: x + 1, slice=here)(each).block_until_ready()
         os.kill(process_of(client, 1), signal.SIGKILL)
         lost = [f(x) for _ in range(20)]
         kept = g(y)
