@@ -80,8 +80,7 @@ class Call:
 
     Attributes:
         line: The user's, for errors; empty where a pass put it in.
-        order: Calls on the slice with the same number, other than 0, are launched in
-            the order in which they stand.
+        order: Those on the slice with the same number, but 0, are launched as they stand.
     """
 
     computation: Computation
