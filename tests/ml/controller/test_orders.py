@@ -18,6 +18,7 @@ def test_calls_of_one_order_are_launched_as_they_come(seed, memory_bytes):
     world.settle()
 
     assert num_over(world) == 60
+    assert not world.core._calls._last
     calls = {}
     for slice_, order, outs in world.declared:
         calls.setdefault((slice_, order), []).append(outs)
@@ -37,6 +38,7 @@ def test_calls_of_one_order_end_as_others_when_some_fail(seed):
     world.settle()
 
     assert num_over(world) == 60
+    assert not world.core._calls._last
     found = fates(world)
     for out, fate in expected.items():
         assert found[out] in (fate or {None}), out
@@ -89,6 +91,7 @@ def test_what_is_cancelled_lets_those_after_it_in_its_order_go(is_begun):
 
     assert late.launched() == [late.after]
     assert "was cancelled" in fates(world)[late.taking[0]]
+    assert not world.core._calls._last
     assert fates(world)[late.after[0]] is None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from weakref import WeakValueDictionary
 
 from timelyml.errors import ProgramError, TimelyError
 from timelyml.ml.controller.buffers import Buffers, no_such_slice
@@ -52,10 +51,8 @@ class Calls:
         self._outbox = outbox
         self._graphs: dict[tuple[str, str, str, int], SpreadGraph] = {}
         self._numbers = itertools.count(1)
-        # Of each order that a client declares on a slice, while that is not over.
-        self._last: WeakValueDictionary[tuple[int, str, int], CallRecord] = (
-            WeakValueDictionary()
-        )
+        # By client, slice and order that it declared, until it is ordered or over.
+        self._last: dict[tuple[int, str, int], CallRecord] = {}
 
     def start(self, client: int, message: Call) -> None:
         """Take a call; what cannot run fails its results, and nothing else."""
@@ -151,6 +148,7 @@ class Calls:
         """Note that a call is ordered."""
         del grant
         work.is_ordered = True
+        self._let_pass(work)
 
     def reported(self, work: CallRecord, gang: int, done: Done) -> bool:
         """Note what a host says of a call; return whether it failed there."""
@@ -161,6 +159,7 @@ class Calls:
 
     def fates(self, work: CallRecord) -> dict[int, bytes]:
         """Return the error of a call for all that it returns, if it has one."""
+        self._let_pass(work)
         error = error_of(work.uses) or work.error
         return {} if error is None else dict.fromkeys(work.outs, error)
 
@@ -186,10 +185,17 @@ class Calls:
             message.outs, is_placed, copied,
             uses=list({id(each): each for each in args}.values()),
             before=[] if before is None else [before],
+            order=message.order,
         )  # fmt: skip
         self._dispatch.start(call, self._outputs(message, computation))
-        if message.order:
+        if message.order and not call.is_ordered and call.error is None:
             self._last[key] = call
+
+    def _let_pass(self, work: CallRecord) -> None:
+        """Have the next call of its order wait for it no more."""
+        key = work.client, work.slice, work.order
+        if self._last.get(key) is work:
+            del self._last[key]
 
     def _target(self, client: int, message: Call) -> tuple[SliceRecord, Computation]:
         slice_ = self._slices.get(message.slice)

@@ -177,7 +177,7 @@ class Owner(Protocol):
         """Have hosts drop what of it was prepared and will not be launched."""
 
 
-@dataclass(slots=True, weakref_slot=True)
+@dataclass(slots=True)
 class CallRecord:
     """A call of a computation that is not over.
 
@@ -197,6 +197,7 @@ class CallRecord:
         dependants: Gangs that may be ordered once this is, and their slot for it.
         error: Pickled, what the first host that failed reported.
         values: Small results.
+        order: Number of the order of its client on the slice that it is part of, or 0.
     """
 
     program: str
@@ -220,6 +221,7 @@ class CallRecord:
     dependants: list[tuple[str, int, int]] = field(default_factory=list)
     error: bytes | None = None
     values: dict[int, Any] = field(default_factory=dict)
+    order: int = 0
 
     @property
     def slices(self) -> tuple[str, ...]:
