@@ -34,7 +34,7 @@ def in_turn(client, name, num_calls):
         nonlocal x
         for _ in range(num_calls):
             x = step(x)
-        client.usage()  # all that was said before is heard by now
+            client.usage()  # hears what was said before: no two calls travel as one
         return x
 
     return call
