@@ -20,7 +20,7 @@ from timelyml.runtime.controller import Controller
 from timelyml.runtime.effects import Effect, Ended
 from timelyml.runtime.loop import Endpoint
 from timelyml.runtime.messages import HANDSHAKE, DataMessage, Hello
-from timelyml.runtime.run_state import RunPlan
+from timelyml.runtime.run_plan import RunPlan
 from timelyml.runtime.shipping import ship, worker_codec
 from timelyml.runtime.simulation.clock import SimClock
 from timelyml.runtime.simulation.network import SimNetwork, SimTransport

@@ -6,7 +6,7 @@ import time
 
 from tests.runtime.world import World
 from timelyml.runtime.config import RunConfig, ShippedRun
-from timelyml.runtime.run_state import RunPlan
+from timelyml.runtime.run_plan import RunPlan
 from timelyml.runtime.shipping import dumps, loads, ship
 
 TIMEOUT_S = 30

@@ -18,7 +18,7 @@ from timelyml.runtime.messages import (
     Ready,
 )
 from timelyml.runtime.operator import Logic
-from timelyml.runtime.run_state import RunPlan
+from timelyml.runtime.run_plan import RunPlan
 from timelyml.runtime.shipping import ship
 
 # Locations of `chain_graph`; a sink has an output too, so that a run awaits its end.

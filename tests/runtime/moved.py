@@ -12,7 +12,7 @@ from tests.runtime.fakes import FakeClock
 from tests.runtime.world import World
 from timelyml.runtime.config import RunConfig, ShippedRun
 from timelyml.runtime.effects import Ended, Released
-from timelyml.runtime.run_state import RunPlan
+from timelyml.runtime.run_plan import RunPlan
 from timelyml.runtime.shipping import ship
 
 NUM_SHARDS = 4

@@ -90,9 +90,13 @@ class Place:
 
     def __init__(self):
         self.wire, self.services, self.suspicions = Wire(), Services(), []
-        self.workers, self.processes = Workers(), Processes()
+        self.workers, self.processes, self.parted = Workers(), Processes(), []
         self.guests = Guests(
-            self.wire, self.workers, self.processes, self.suspicions.append
+            self.wire,
+            self.workers,
+            self.processes,
+            self.suspicions.append,
+            lambda worker, error: self.parted.append(worker),
         )
 
     def come(self, version=HANDSHAKE):

@@ -11,7 +11,7 @@ from timelyml.runtime.config import RunConfig, ShippedRun
 from timelyml.runtime.controller import Controller
 from timelyml.runtime.effects import Ended, Released
 from timelyml.runtime.messages import HANDSHAKE, Hello
-from timelyml.runtime.run_state import RunPlan
+from timelyml.runtime.run_plan import RunPlan
 from timelyml.runtime.shipping import ship
 from timelyml.runtime.worker import Worker
 

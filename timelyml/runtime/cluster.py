@@ -21,6 +21,7 @@ from timelyml.exchange import CONTROLLER, InProcessHub
 from timelyml.graph import Graph
 from timelyml.runtime.config import RunConfig, ShippedRun
 from timelyml.runtime.controller import Controller
+from timelyml.runtime.failure import deserted_error
 from timelyml.runtime.guests import Invitation
 from timelyml.runtime.launch import InlineEndpoint, InlineLauncher, ThreadLauncher
 from timelyml.runtime.options import (
@@ -36,7 +37,7 @@ from timelyml.runtime.process_session import ProcessOptions, process_session
 from timelyml.runtime.record import OnMessage, RunRecord
 from timelyml.runtime.result import Result
 from timelyml.runtime.run import Run, RunIdentity
-from timelyml.runtime.run_state import RunPlan
+from timelyml.runtime.run_plan import RunPlan
 from timelyml.runtime.service import ServiceSpec
 from timelyml.runtime.session import Session
 from timelyml.runtime.shipping import ship
@@ -112,8 +113,8 @@ class Cluster:
 
     @property
     def num_workers(self) -> int:
-        """How many workers the cluster has."""
-        return self.options.workers
+        """How many workers a run has that starts now; others may join later."""
+        return len(self._members())
 
     def start(
         self, graph: Graph, *, on_message: OnMessage | None = None, **config: Any
@@ -162,7 +163,7 @@ class Cluster:
 
         It is driven by a thread of the cluster from now on, so call only what it
         says may be called from others. It goes on when workers are lost, with those
-        that are left, until a run makes the cluster replace them all.
+        that are left, and so do runs that start then.
 
         Raises:
             ConfigError: The cluster has no such service.
@@ -174,7 +175,9 @@ class Cluster:
         return session.controller.services.get(name)
 
     def invite(self) -> Invitation:
-        """Return what a process needs to join, for services only; from any thread.
+        """Return what a process needs to join; from any thread.
+
+        It takes part in services, and in the runs that are started from then on.
 
         Raises:
             ConfigError: Its workers are no processes, or are not started.
@@ -222,7 +225,9 @@ class Cluster:
             )
         check_listener(on_message)
         run_config = make_config(config)
-        resolved = graph.resolve(self.options.workers, placement=run_config.placement)
+        if not (members := self._members()):
+            raise deserted_error(self)
+        resolved = graph.resolve(len(members), placement=run_config.placement)
         shipped = ship(ShippedRun(resolved, run_config))
         session = self._usable_session()
         generation = next(self._generations)
@@ -238,26 +243,28 @@ class Cluster:
         )
         controller = session.controller
         identity = RunIdentity(generation, resolved, run_config)
-        run = Run(
-            identity,
-            controller,
-            record,
-            settle=self._close if is_only_run else None,
-            owner=self,
-        )
+        settle = self._close if is_only_run else None
+        run = Run(identity, controller, record, settle=settle, owner=self)
         plan = RunPlan(
             generation,
             resolved,
             run_config,
             shipped,
-            self.options.workers,
+            len(members),
             build_timeout_s=self.options.startup_timeout_s,
+            workers=tuple(members),
         )
         session.follow(identity, record)
         controller.submit(plan, record.apply, asked_at)
         if not is_caller_driven:
             session.start_thread()
         return run
+
+    def _members(self) -> Sequence[int]:
+        session = self._session
+        if session is None or not session.is_usable:
+            return range(self.options.workers)
+        return session.controller.members()
 
     def _close(self, at_once: bool) -> None:
         with self._lock:

@@ -26,9 +26,9 @@ from timelyml.exchange import (
     Unreadable,
 )
 from timelyml.runtime.effects import Effect, Ended, Send
-from timelyml.runtime.failure import closed_error, own_failure, unpack_error
+from timelyml.runtime.failure import closed_error, unpack_error
 from timelyml.runtime.guests import Guests
-from timelyml.runtime.membership import Keeper, Membership, Phase, circumstances
+from timelyml.runtime.membership import Keeper, Membership, circumstances
 from timelyml.runtime.messages import (
     HANDSHAKE,
     Connect,
@@ -41,16 +41,15 @@ from timelyml.runtime.messages import (
     Shutdown,
     generation_of,
 )
-from timelyml.runtime.pickles import unreadable_failure, unsendable_failure
-from timelyml.runtime.run_state import RunPhase, RunPlan, RunState
+from timelyml.runtime.pickles import unsendable_failure
+from timelyml.runtime.run_plan import RunPlan
+from timelyml.runtime.run_state import RunState
+from timelyml.runtime.runs import Event, Observer, Runs
 from timelyml.runtime.service import ServiceHost, ServiceSpec
 
 MEMBERSHIP_CHECK_S = 1.0
 # A dead worker shows first by its links; how it died is known a moment later.
 SUSPICION_S = 1.0
-
-Observer = Callable[[Effect], None]
-"""Told everything about one run, in order; runs in the controller's thread."""
 
 
 class Controller:
@@ -58,7 +57,7 @@ class Controller:
 
     Args:
         transport: The controller's own; owned by whoever calls `step`.
-        num_workers: Fixed for the session.
+        num_workers: With how many the session begins; guests may come later.
         clock: Monotonic seconds; injected, so that it can be simulated.
         startup_timeout_s: By then every worker has come and connected.
         heartbeat_timeout_s: Silence after which a worker is given up, or None.
@@ -86,13 +85,15 @@ class Controller:
         self._transport = transport
         self._clock = clock
         self._keeper = keeper
-        self._runs: dict[int, tuple[RunState, Observer]] = {}
+        self.runs = Runs(clock, self._send)
         self._actions: deque[Callable[[], None]] = deque()
         self._activities: dict[int, str] = {}
-        self._touched: set[int] = set()
         self._checked = clock()
         self._suspicions: list[tuple[float, Callable[[], None]]] = []
-        self.guests = Guests(transport, self.membership, keeper, self._suspect)
+        self._has_services = bool(services)
+        self.guests = Guests(
+            transport, self.membership, keeper, self._suspect, self.runs.lose
+        )
         self.services = ServiceHost(
             services,
             "controller",
@@ -111,11 +112,9 @@ class Controller:
         self._actions.append(action)  # atomic
         self._transport.wake()
 
-    def ask(
-        self, generation: int, event: Callable[[RunState, float], list[Effect]]
-    ) -> None:
+    def ask(self, generation: int, event: Event) -> None:
         """Let a run decide something in the next step; nothing if it is over."""
-        self.post(lambda: self._decide(generation, event))
+        self.post(lambda: self.runs.decide(generation, event))
 
     def submit(
         self, plan: RunPlan, observer: Observer, asked_at: float | None = None
@@ -132,13 +131,23 @@ class Controller:
 
     @property
     def error(self) -> PeerError | None:
-        """Why no run can start on this session any more, if so."""
-        return self.membership.error
+        """Why no run can start on this session any more, if so.
+
+        Services go on with the workers that are left, and so do runs beside them.
+        """
+        is_lasting = self._has_services and self.guests.is_open
+        return None if is_lasting else self.membership.error
+
+    def members(self) -> tuple[int, ...]:
+        """Return the workers that a run can have that starts now; from any thread."""
+        first = enumerate(self.membership.members)
+        guests = sorted(self.guests)
+        return (*(index for index, each in first if each.error is None), *guests)
 
     @property
     def num_runs(self) -> int:
         """Runs that are not over."""
-        return len(self._runs)
+        return len(self.runs)
 
     def activity(self, worker: int) -> str:
         """What a worker was doing when it was last heard of; empty if unknown."""
@@ -155,15 +164,9 @@ class Controller:
         for peer, message in incoming:
             self._handle(peer, message)
         worked = self.services.step() or worked
-        touched, self._touched = sorted(self._touched), set()
-        for generation in touched:
-            self._decide(generation, lambda run, _: run.settle())
+        self.runs.settle()
         now = self._clock()
-        for generation in list(self._runs):
-            deadline = self._runs[generation][0].next_deadline()
-            if deadline is not None and now >= deadline:
-                self._decide(generation, RunState.tick)
-                worked = True
+        worked = self.runs.tick(now) or worked
         while self._suspicions and now >= self._suspicions[0][0]:
             self._suspicions.pop(0)[1]()
             worked = True
@@ -183,27 +186,28 @@ class Controller:
 
     def next_deadline(self) -> float | None:
         """The clock's time at which `step` has to be called again, if any."""
-        deadlines = [run.next_deadline() for run, _ in self._runs.values()]
-        deadlines.append(self.membership.next_deadline())
+        deadlines = self.runs.deadlines() + self.services.deadlines()
         deadlines += [due for due, _ in self._suspicions[:1]]
-        deadlines += self.services.deadlines()
-        return min((d for d in deadlines if d is not None), default=None)
+        if (due := self.membership.next_deadline()) is not None:
+            deadlines.append(due)
+        return min(deadlines, default=None)
 
     def start_run(
         self, plan: RunPlan, observer: Observer, asked_at: float | None = None
     ) -> None:
         """Start a run, or keep it until the workers are there; see `submit`."""
-        if self.membership.error is not None:
-            observer(Ended(self.membership.error.anew()))
+        problem = self.error or self._missing(plan.members)
+        if problem is not None:
+            observer(Ended(problem.anew()))
             return
         if self.is_stopped:
             observer(Ended(closed_error()))
             return
         since = self._clock() if asked_at is None else asked_at
         run = RunState(plan, since, self._activities, self.membership.absent)
-        self._runs[plan.generation] = (run, observer)
-        if self.membership.phase is Phase.READY:
-            self._decide(plan.generation, RunState.begin)
+        self.runs.add(run, observer)
+        if self.guests.is_open:
+            self.runs.decide(plan.generation, RunState.begin)
 
     def heard(self, worker: int, activity: str, busy_s: float) -> None:
         """Note a heartbeat."""
@@ -224,16 +228,12 @@ class Controller:
         error = self.membership.lose(worker, what, stderr_tail=tail)
         if self._keeper is not None:
             self._keeper.kill(worker)
-        for generation in list(self._runs):
-            # Each its own, as whoever raises it lets it hold what is around there.
-            self._decide(
-                generation, lambda run, now: run.lose(worker, error.anew(), now)
-            )
+        self.runs.lose(worker, error)
         self.services.lost(worker, error.anew())
 
     def lose_link(self, worker: int, peer: int, reason: str) -> None:
         """Give the session up, as a worker hears no more of a peer; runs end."""
-        if self.is_stopped or self.membership.error is not None:
+        if self.is_stopped or self.error is not None:
             return
         if peer >= self.num_workers:
             self.guests.lose(peer, f"lost its link to worker {worker}: {reason}")
@@ -241,9 +241,10 @@ class Controller:
         if peer == CONTROLLER:  # it leaves
             self.lose_worker(worker, f"hears no more of the controller: {reason}")
             return
+        if self._missing((worker, peer)) is not None:
+            return  # which is why
         error = self.membership.lose_link(worker, peer, reason)
-        for generation in list(self._runs):
-            self._decide(generation, lambda run, now: run.fail(error, now))
+        self.runs.decide_all(lambda run, now: run.lose_link(worker, peer, error, now))
         self.services.lost(worker, error)
 
     def shut_down(self) -> None:
@@ -260,9 +261,7 @@ class Controller:
     def end_all(self, error: TimelyError) -> None:
         """Tell observers that their runs ended so, not asking workers; end services."""
         self.services.close(error)
-        for generation, (_, observer) in list(self._runs.items()):
-            del self._runs[generation]
-            observer(Ended(error.anew()))
+        self.runs.end_all(error)
 
     def _run_actions(self) -> bool:
         count = len(self._actions)
@@ -272,15 +271,15 @@ class Controller:
 
     def _handle(self, peer: int, message: object) -> None:
         if not 0 <= peer < self.num_workers:
-            self.num_stale += not self.guests.handle(peer, message)
+            if not self.guests.handle(peer, message):
+                self._on_run_message(peer, message)
             return
         match message:
             case Hello():
                 self._on_hello(peer, message)
             case Connected():
                 if self.membership.connected(peer):
-                    for generation in list(self._runs):
-                        self._decide(generation, RunState.begin)
+                    self.runs.decide_all(RunState.begin)
                     self._open()
             case ServiceMessage():
                 self.membership.heard(peer, self._clock())
@@ -293,8 +292,6 @@ class Controller:
             case Unreadable() if generation_of(message.message) < 0:
                 what = f"sent what does not unpickle: {summary_of(message.error)}"
                 self.lose_worker(peer, what)
-            case Unreadable():
-                self._on_unreadable(peer, message)
             case LinkLost():
                 other, reason = message.peer, message.reason
                 self._suspect(lambda: self.lose_link(peer, other, reason))
@@ -302,13 +299,16 @@ class Controller:
                 self.membership.heard(peer, self._clock())
                 self._on_run_message(peer, message)
 
-    def _on_unreadable(self, peer: int, message: Unreadable) -> None:
-        def fail(run: RunState, now: float) -> list[Effect]:
-            graph = run.plan.graph
-            failure = unreadable_failure(graph, message, peer=peer, here=CONTROLLER)
-            return run.fail(failure, now)
-
-        self._decide(generation_of(message.message), fail)
+    def _missing(self, members: Sequence[int]) -> PeerError | None:
+        """Return why one of these workers is not there, if so."""
+        there = self.membership.members
+        for index in members:
+            if index < self.num_workers:
+                if (error := there[index].error) is not None:
+                    return error
+            elif index not in self.guests:
+                return self.guests.lost_error(index, "has left")
+        return None
 
     def _open(self) -> None:
         self.services.joined()
@@ -330,14 +330,16 @@ class Controller:
                 self._send(Send(index, Connect(endpoints)))
 
     def _on_run_message(self, peer: int, message: object) -> None:
-        generation = generation_of(message)
-        if generation not in self._runs:
+        about = message.message if isinstance(message, Unreadable) else message
+        generation = generation_of(about)
+        if not self.runs.touch(generation):
             self.num_stale += 1
             return
-        self._touched.add(generation)
 
         def handle() -> None:
-            self._decide(generation, lambda run, now: run.handle(peer, message, now))
+            self.runs.decide(
+                generation, lambda run, now: run.handle(peer, message, now)
+            )
 
         if isinstance(message, Failed) and isinstance(
             unpack_error(message.error), PeerError
@@ -352,26 +354,6 @@ class Controller:
             action()
         else:
             self._suspicions.append((self._clock() + SUSPICION_S, action))
-
-    def _decide(
-        self, generation: int, event: Callable[[RunState, float], list[Effect]]
-    ) -> None:
-        found = self._runs.get(generation)
-        if found is None:
-            return
-        run, observer = found
-        now = self._clock()
-        try:
-            effects = event(run, now)
-        except Exception as error:  # noqa: BLE001  the run's end, not that of others
-            effects = run.fail(own_failure("the controller", error), now)
-        if run.phase is RunPhase.ENDED:
-            self._runs.pop(generation, None)
-        for effect in effects:
-            if isinstance(effect, Send):
-                self._send(effect)
-            else:
-                observer(effect)
 
     def _deliver(self, worker: int, message: object, lane: Lane) -> None:
         if worker >= self.num_workers:
@@ -393,7 +375,8 @@ class Controller:
 
             def fail(run: RunState, now: float) -> list[Effect]:
                 graph = run.plan.graph
-                failure = unsendable_failure(graph, message, problem, worker)
+                number = run.number_of(worker)
+                failure = unsendable_failure(graph, message, problem, number)
                 return run.fail(failure, now)
 
             self.ask(generation_of(message), fail)

@@ -7,6 +7,8 @@ frontier moved.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from timelyml.graph import Graph
 from timelyml.progress import (
     ProgressAccumulator,
@@ -22,14 +24,19 @@ from timelyml.runtime.epochs import ends_reached
 
 
 class ControllerProgress:
-    """The progress of one run, as the controller knows it."""
+    """The progress of one run, as the controller knows it; `workers` are its members."""
 
     def __init__(
-        self, graph: Graph, num_workers: int, generation: int, mode: ProgressMode
+        self,
+        graph: Graph,
+        workers: Sequence[int],
+        generation: int,
+        mode: ProgressMode,
     ) -> None:
-        self.tracker = Tracker(graph.reachability(), initial_counts(graph, num_workers))
+        counts = initial_counts(graph, len(workers))
+        self.tracker = Tracker(graph.reachability(), counts)
         self.tracker.propagate()
-        self._num_workers = num_workers
+        self._workers = workers
         self._inbox: ProgressInbox | None = None
         self._accumulator: ProgressAccumulator | None = None
         if mode == "broadcast":
@@ -73,7 +80,7 @@ class ControllerProgress:
             changes, merged = self._accumulator.settle(self.tracker)
             moved.update(change[0] for change in changes)
             if merged is not None:
-                effects += [Send(w, merged) for w in range(self._num_workers)]
+                effects += [Send(w, merged) for w in self._workers]
         return effects + self._observed(moved)
 
     def oldest_epochs(self) -> dict[int, int | None]:

@@ -76,6 +76,7 @@ class Dataflow:
         self.num_workers = num_workers
         self.has_failed = False
         self.log: EventLog | None = None
+        self.numbers: dict[int, int] = {}  # of workers whose own are others
         self.running: OperatorInstance | None = None
         self.state = StateStore()
         limit_bytes = config.state_limit_bytes

@@ -12,6 +12,7 @@ import contextlib
 from typing import Any
 
 from timelyml.errors import (
+    ConfigError,
     InvariantError,
     OperatorError,
     RunStoppedError,
@@ -261,4 +262,12 @@ def closed_error() -> RunStoppedError:
     return RunStoppedError(
         "the cluster was closed; got no complete result; expected it to stay open until "
         "its runs are over; call result() before it closes"
+    )
+
+
+def deserted_error(who: object) -> ConfigError:
+    """Return why a cluster whose workers have all left, or not come, runs nothing."""
+    return ConfigError(
+        f"{who!r} cannot run a dataflow; got no worker that is there; expected one at "
+        "least; start it once a worker has joined"
     )

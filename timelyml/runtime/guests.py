@@ -1,8 +1,9 @@
 """Guests: workers that come and leave while a cluster runs.
 
-The workers of a session are fixed, as runs count on every one. Guests take part in
-services only: their indices follow those of the workers and are never used again, each
-is introduced to all others when it comes, and the loss of one breaks no run.
+A session begins with workers that it needs. Guests come later, and take part in services
+and in the runs that are started while they are there: their indices follow those of the
+workers and are never used again, each is introduced to all others when it comes, and the
+loss of one ends no runs but those that it takes part in.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from timelyml.runtime.messages import (
     LinkLost,
     ServiceMessage,
     Shutdown,
+    generation_of,
 )
 from timelyml.runtime.service import ServiceHost
 
@@ -76,6 +78,7 @@ class Guests:
         membership: The workers, of which there are so many from the start.
         keeper: Who starts and ends processes, if any are started here.
         suspect: Does something after a moment in which a better reason may come.
+        end_runs: Ends those that a worker takes part in, with an error.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class Guests:
         membership: Membership,
         keeper: Keeper | None,
         suspect: Callable[[Callable[[], None]], None],
+        end_runs: Callable[[int, PeerError], None],
     ) -> None:
         self._first = membership.num_workers
         self._indices = itertools.count(self._first)
@@ -91,6 +95,7 @@ class Guests:
         self._membership = membership
         self._keeper = keeper
         self._suspect = suspect
+        self._end_runs = end_runs
         self._services: ServiceHost | None = None  # until the workers can be reached
         self._invited: set[int] = set()
         self._early: list[tuple[int, Hello]] = []
@@ -101,6 +106,11 @@ class Guests:
 
     def __iter__(self) -> Iterator[int]:
         return iter(list(self._guests))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the workers that the session began with have been reached."""
+        return self._services is not None
 
     def invite(self) -> int:
         """Return the index of a guest to come; from any thread."""
@@ -129,7 +139,7 @@ class Guests:
                 self._services.handle(peer, message)
             case LinkFailure():
                 self.lose(peer, f"is gone: {message.reason}")
-            case Unreadable():
+            case Unreadable() if generation_of(message.message) < 0:
                 self.lose(peer, "sent what does not unpickle")
             case LinkLost():
                 self._suspect(lambda: self._part(peer, message))
@@ -143,19 +153,13 @@ class Guests:
         """Forget a guest because of `what`; services hear of it."""
         is_awaited = index in self._invited
         self._invited.discard(index)
+        error = self.lost_error(index, what)
         guest = self._guests.pop(index, None)
         if self._keeper is not None:
             self._keeper.kill(index)  # so that it cannot wake up late
         if self._services is None or not (guest or is_awaited):
             return
-        who = f"worker {index}" if guest is None else guest.describe(index)
-        error = PeerError(
-            f"{who} {what}; got a cluster without it; expected it to "
-            f"leave in peace, by SIGTERM; let another join",
-            worker=index,
-            process_id=None if guest is None else guest.process_id,
-            reason=what,
-        )
+        self._end_runs(index, error)
         self._services.lost(index, error)
 
     def deliver(self, index: int, message: object, lane: Lane) -> None:
@@ -176,16 +180,22 @@ class Guests:
 
     def dismiss(self, index: int, is_at_once: bool = False) -> None:
         """Let a worker leave, or end it: nothing more is expected of it."""
-        if index < self._first:
-            self._membership.lose(index, "was let go")
+        error = self._let_go(index)
         if not is_at_once:
             self._send(index, Shutdown())
         self._guests.pop(index, None)
         self._invited.discard(index)
+        self._end_runs(index, error)
         if self._keeper is not None and is_at_once:
             self._keeper.kill(index)
         elif self._keeper is not None:
             self._keeper.retire(index)
+
+    def _let_go(self, index: int) -> PeerError:
+        what = "was let go"
+        if index < self._first:
+            return self._membership.lose(index, what)
+        return self.lost_error(index, what)
 
     def _part(self, index: int, lost: LinkLost) -> None:
         """Give up a guest that hears no more of a peer, unless that is gone itself."""
@@ -195,6 +205,18 @@ class Guests:
         }:
             what = f"hears no more of worker {lost.peer}: {lost.reason}"
             self.lose(index, what)
+
+    def lost_error(self, index: int, what: str) -> PeerError:
+        """Return the error of a guest that is gone because of `what`."""
+        guest = self._guests.get(index)
+        who = f"worker {index}" if guest is None else guest.describe(index)
+        return PeerError(
+            f"{who} {what}; got a cluster without it; expected it to "
+            f"leave in peace, by SIGTERM; let another join",
+            worker=index,
+            process_id=None if guest is None else guest.process_id,
+            reason=what,
+        )
 
     def _on_hello(self, index: int, message: Hello) -> None:
         self._invited.discard(index)

@@ -136,10 +136,9 @@ class Membership:
             f"{reason}; expected an unbroken link; start again what ends with it"
         )
         self.phase = Phase.BROKEN
-        self.error = self.error or PeerError(
-            msg, worker=worker, peer=peer, reason=reason
-        )
-        return self.error
+        error = PeerError(msg, worker=worker, peer=peer, reason=reason)
+        self.error = self.error or error
+        return error
 
     def overdue(self, now: float) -> list[tuple[int, str]]:
         """Return the workers to be given up by now, each with the reason.

@@ -69,7 +69,7 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class GuestCame:
-    """A worker joined that takes part in services only, and listens there."""
+    """A worker joined, and listens there."""
 
     worker: int
     endpoint: Endpoint
@@ -77,10 +77,13 @@ class GuestCame:
 
 @dataclass(frozen=True, slots=True)
 class Deploy:
-    """Build this run's dataflow: `shipped` is the pickled graph and its config."""
+    """Build this run's dataflow: `shipped` is the pickled graph and its config.
+
+    `members` are the workers that run it, by their number in the run.
+    """
 
     generation: int
-    num_workers: int
+    members: tuple[int, ...]
     shipped: bytes
 
 

@@ -8,8 +8,6 @@ how far the probes are, and which epochs of collected results are whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from timelyml.errors import (
@@ -18,10 +16,8 @@ from timelyml.errors import (
     RunStoppedError,
     TimelyError,
 )
-from timelyml.exchange import Lane
-from timelyml.graph import Graph
+from timelyml.exchange import CONTROLLER, Lane, Unreadable
 from timelyml.progress import ProgressBatch
-from timelyml.runtime.config import RunConfig
 from timelyml.runtime.controller_progress import ControllerProgress
 from timelyml.runtime.effects import (
     DriverMessage,
@@ -48,41 +44,20 @@ from timelyml.runtime.messages import (
     Stopping,
     StopSources,
 )
+from timelyml.runtime.pickles import unreadable_failure
 from timelyml.runtime.release import Collector
+from timelyml.runtime.run_plan import RunPhase, RunPlan, numbers_of
 from timelyml.runtime.stall import StallReport, explain, explained
 
 COLLECT_TAG = "collect"
 LAST_WORD = 0  # the request that a run makes itself when it is out of time
 
 
-class RunPhase(Enum):
-    """How far a run has come."""
-
-    WAITING = "waiting for the workers of its cluster"
-    BUILDING = "waiting for workers to build the graph"
-    RUNNING = "running"
-    ENDING = "waiting for workers to forget it"
-    ENDED = "over"
-
-
-@dataclass(frozen=True, slots=True)
-class RunPlan:
-    """All that a run is made of; `graph` is resolved for the number of workers."""
-
-    generation: int
-    graph: Graph
-    config: RunConfig
-    shipped: bytes
-    num_workers: int
-    build_timeout_s: float = 60.0
-    answer_timeout_s: float = 1.0
-    drop_timeout_s: float = 1.0
-
-
 class RunState:
     """Decides everything about one run; knows no clock, no thread and no socket.
 
     Its time limit counts from `asked_at`. `activities` and who is `absent` explain it.
+    It is told of workers, and sends to them, by their numbers in the cluster.
     """
 
     def __init__(
@@ -97,8 +72,10 @@ class RunState:
         self.error: TimelyError | None = None
         self._activities = activities
         self._absent = absent
+        self._members = plan.members
+        self._numbers = numbers_of(self._members)
         self._progress = ControllerProgress(
-            plan.graph, plan.num_workers, plan.generation, plan.config.progress_mode
+            plan.graph, self._members, plan.generation, plan.config.progress_mode
         )
         self._collector = Collector(plan.graph, self._progress.tracker)
         self._awaited: set[int] = set()
@@ -125,11 +102,14 @@ class RunState:
         self.phase = RunPhase.BUILDING
         self._awaited = set(range(plan.num_workers))
         self._phase_deadline = now + plan.build_timeout_s
-        return self._to_all(Deploy(plan.generation, plan.num_workers, plan.shipped))
+        return self._to_all(Deploy(plan.generation, self._members, plan.shipped))
 
-    def handle(self, worker: int, message: object, now: float) -> list[Effect]:
+    def handle(self, peer: int, message: object, now: float) -> list[Effect]:
         """Take a message of this generation from a worker."""
         effects: list[Effect] = []
+        if peer not in self._members:
+            return effects
+        worker = self.number_of(peer)
         match message:
             case ProgressBatch():
                 self._progress.accept(message)
@@ -145,6 +125,11 @@ class RunState:
                 self._metrics[worker] = message.metrics
                 self._awaited.discard(worker)
                 effects = self._end_if_answered()
+            case Unreadable():
+                failure = unreadable_failure(
+                    self.plan.graph, message, peer=worker, here=CONTROLLER
+                )
+                effects = self.fail(failure, now)
             case Report():
                 effects = self._conclude(self._inspections.report(worker, message), now)
             case _:
@@ -167,14 +152,28 @@ class RunState:
             effects += self._end("complete")
         return effects
 
-    def lose(self, worker: int, error: TimelyError, now: float) -> list[Effect]:
-        """A worker of the cluster is gone: the run cannot go on."""
+    def lose(self, peer: int, error: TimelyError, now: float) -> list[Effect]:
+        """A worker of the cluster is gone: the run cannot go on if it is a member."""
+        if peer not in self._members:
+            return []
+        worker = self.number_of(peer)
         is_missed = self.phase is not RunPhase.ENDING or worker in self._awaited
         self._lost.add(worker)
         self._awaited.discard(worker)
         effects = self.fail(error, now) if is_missed else []
         effects += self._conclude(self._inspections.lose(worker), now)
         return effects + self._end_if_answered()
+
+    def lose_link(
+        self, worker: int, peer: int, error: TimelyError, now: float
+    ) -> list[Effect]:
+        """A worker hears no more of another: a run that has both cannot go on."""
+        is_hit = worker in self._members and peer in self._members
+        return self.fail(error, now) if is_hit else []
+
+    def number_of(self, worker: int) -> int:
+        """Return the number in the run of a worker of the cluster."""
+        return self._numbers.get(worker, worker)
 
     def tick(self, now: float) -> list[Effect]:
         """Act on every deadline that has passed."""
@@ -208,7 +207,7 @@ class RunState:
         num_shards = spec.num_shards or self.plan.num_workers
         worker = placement.worker_of(shard, num_shards, self.plan.num_workers)
         message = OperatorMessage(self.plan.generation, operator, shard, body)
-        send = Send(worker, message, Lane.BULK)
+        send = Send(self._members[worker], message, Lane.BULK)
         if self.phase is RunPhase.RUNNING:
             return [send]
         self._early.append(send)
@@ -369,7 +368,7 @@ class RunState:
         return StallReport(f"{self.who} is {self.phase.value}", (), late)
 
     def _doing(self, worker: int) -> str:
-        doing = self._activities.get(worker)
+        doing = self._activities.get(self._members[worker])
         return f"worker {worker}, {doing}" if doing else f"worker {worker}"
 
     def _end(self, reason: str) -> list[Effect]:
@@ -397,4 +396,4 @@ class RunState:
         return [*effects, Ended(self.error, dict(self._metrics))]
 
     def _to_all(self, message: object, lane: Lane = Lane.CONTROL) -> list[Effect]:
-        return [Send(worker, message, lane) for worker in range(self.plan.num_workers)]
+        return [Send(worker, message, lane) for worker in self._members]

@@ -21,12 +21,10 @@ from timelyml.exchange import (
     Transport,
     Unreadable,
 )
-from timelyml.graph import Graph
 from timelyml.progress import ProgressBatch
 from timelyml.runtime import forks
-from timelyml.runtime.config import RunConfig
 from timelyml.runtime.dataflow import Dataflow
-from timelyml.runtime.event_log import EventLog
+from timelyml.runtime.deploying import deploy
 from timelyml.runtime.failure import operator_failure, own_failure, pack_error
 from timelyml.runtime.messages import (
     Connect,
@@ -51,7 +49,6 @@ from timelyml.runtime.messages import (
 )
 from timelyml.runtime.pickles import unreadable_failure
 from timelyml.runtime.service import ServiceHost, ServiceSpec
-from timelyml.runtime.shipping import unship
 from timelyml.runtime.signals import is_interrupt
 from timelyml.runtime.timers import earliest
 
@@ -79,7 +76,6 @@ class Worker:
         self._spill_directory = spill_directory
         self._dataflows: dict[int, Dataflow] = {}
         self._started: list[Dataflow] = []
-        self._guests: set[int] = set()  # peers that joined later
         self._finishing: set[int] = set()  # complete, but not yet known to be here
         self._services = ServiceHost(
             services,
@@ -179,6 +175,7 @@ class Worker:
     def _on_data(self, peer: int, message: DataMessage) -> None:
         dataflow = self._run_of(message.generation)
         if dataflow is not None:
+            peer = dataflow.numbers.get(peer, peer)
             if dataflow.log is not None:
                 self._guarded(dataflow, dataflow.log.heard, peer, message.progress)
             self._guarded(dataflow, dataflow.receive_data, peer, message)
@@ -187,13 +184,15 @@ class Worker:
         dataflow = self._run_of(batch.generation)
         if dataflow is not None:
             if dataflow.log is not None:
-                self._guarded(dataflow, dataflow.log.heard, peer, batch)
+                number = dataflow.numbers.get(peer, peer)
+                self._guarded(dataflow, dataflow.log.heard, number, batch)
             self._guarded(dataflow, dataflow.progress.accept, batch)
 
     def _on_credit(self, peer: int, message: CreditMessage) -> None:
         dataflow = self._run_of(message.generation)
         if dataflow is not None:
-            dataflow.receive_credit(peer, message)
+            number = dataflow.numbers.get(peer, peer)
+            dataflow.receive_credit(number, message)
 
     def _on_connect(self, _: int, message: Connect) -> None:
         for peer, endpoint in enumerate(message.endpoints):
@@ -203,22 +202,15 @@ class Worker:
         self._services.joined()
 
     def _on_guest(self, _: int, message: GuestCame) -> None:
-        self._guests.add(message.worker)
         self._transport.connect(message.worker, message.endpoint, is_watched=True)
 
     def _on_deploy(self, _: int, message: Deploy) -> None:
         generation = message.generation
         try:
-            shipped = unship(message.shipped)
-            graph = shipped.graph.resolve(message.num_workers)
-            log = self._log_of(graph, shipped.config, message.num_workers)
-            dataflow = Dataflow(
-                graph,
-                shipped.config,
-                generation=generation,
-                worker_index=self.index,
-                num_workers=message.num_workers,
-                transport=self._transport if log is None else log.sender,
+            dataflow = deploy(
+                message,
+                self.index,
+                self._transport,
                 codec=self._codec,
                 clock=self._clock,
                 spill_directory=self._spill_directory,
@@ -228,24 +220,9 @@ class Worker:
                 raise
             self._report(generation, error)  # a shipped value may raise anything
             return
-        dataflow.log = log
         self._dataflows[generation] = dataflow
-        ready = Ready(generation, self.index, graph.fingerprint(), graph.describe())
-        self._tell(ready)
-
-    def _log_of(
-        self, graph: Graph, config: RunConfig, num_workers: int
-    ) -> EventLog | None:
-        if config.event_log is None:
-            return None
-        return EventLog(
-            Path(config.event_log),
-            graph,
-            worker_index=self.index,
-            num_workers=num_workers,
-            transport=self._transport,
-            clock=self._clock,
-        )
+        graph, number = dataflow.graph, dataflow.worker_index
+        self._tell(Ready(generation, number, graph.fingerprint(), graph.describe()))
 
     def _on_start(self, _: int, message: Start) -> None:
         dataflow = self._run_of(message.generation)
@@ -323,13 +300,17 @@ class Worker:
         dataflow = self._run_of(generation)
         if dataflow is not None:
             error = unreadable_failure(
-                dataflow.graph, message, peer=peer, here=self.index
+                dataflow.graph,
+                message,
+                peer=dataflow.numbers.get(peer, peer),
+                here=dataflow.worker_index,
             )
             self._report(generation, error)
 
     def _on_link_failure(self, peer: int, message: LinkFailure) -> None:
-        for dataflow in self._dataflows.values() if peer not in self._guests else ():
-            self._set_failed(dataflow)
+        for dataflow in self._dataflows.values():
+            if _counts_on(dataflow, peer):
+                self._set_failed(dataflow)
         who = "the controller" if peer == CONTROLLER else f"worker {peer}"
         msg = (
             f"worker {self.index} lost its link from {who}; got {message.reason}; "
@@ -372,7 +353,7 @@ class Worker:
                 error = operator_failure(
                     error,
                     operator=instance.name,
-                    worker=self.index,
+                    worker=dataflow.worker_index,
                     shard=shard if shard >= 0 else None,
                     time=time,
                 )
@@ -398,3 +379,9 @@ class Worker:
             self._set_failed(dataflow)
         failure = own_failure(f"worker {self.index}", error)
         self._tell(Failed(generation, self.index, pack_error(failure)))
+
+
+def _counts_on(dataflow: Dataflow, peer: int) -> bool:
+    """Whether a worker, by its number in the cluster, takes part in a run."""
+    numbers = dataflow.numbers
+    return peer in numbers if numbers else peer < dataflow.num_workers

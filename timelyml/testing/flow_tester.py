@@ -24,7 +24,7 @@ from timelyml.runtime.messages import HANDSHAKE, Hello
 from timelyml.runtime.record import OnMessage, RunRecord, reentry_error
 from timelyml.runtime.result import Result
 from timelyml.runtime.run import Run, RunIdentity
-from timelyml.runtime.run_state import RunPlan
+from timelyml.runtime.run_plan import RunPlan
 from timelyml.runtime.scratch import ScratchDirectory
 from timelyml.runtime.shipping import ship, worker_codec
 from timelyml.runtime.simulation.clock import SimClock

@@ -13,8 +13,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from tests.ml.client.test_serving import core_of, start
-from timelyml import ml
-from timelyml.errors import BufferLostError
+from timelyml import Dataflow, ml
+from timelyml.errors import BufferLostError, PeerError
 from timelyml.exchange import ServerKeys
 from timelyml.testing.leftovers import Leftovers, eventually
 
@@ -122,6 +122,22 @@ def test_workers_form_an_island_whose_end_is_told_by_name(client, join):
     assert float(other(np.float32(1))) == 2.0
 
 
+def test_dataflows_run_on_a_worker_that_joined_until_they_lose_it(server, join):
+    before = squares_on(server.cluster)
+    worker = join()
+    assert eventually(lambda: server.cluster.num_workers == 2, TIMEOUT_S)
+    after = squares_on(server.cluster)
+    processes = processes_of(after, epoch=0)
+    assert worker.pid in processes
+    assert processes_of(before, epoch=0) == processes - {worker.pid}
+
+    worker.kill()
+    with pytest.raises(PeerError, match=rf"worker \d+ \(joined, pid {worker.pid}\)"):
+        after.result(timeout_s=SOON_S)
+    assert processes_of(before, epoch=1) == processes - {worker.pid}
+    before.stop(timeout_s=SOON_S)
+
+
 @pytest.mark.slow
 def test_a_signal_lets_processes_leave_that_jax_has_joined(client, join):
     workers = [join("--island", "two", "--hosts-per-island", "2") for _ in range(2)]
@@ -130,6 +146,28 @@ def test_a_signal_lets_processes_leave_that_jax_has_joined(client, join):
     s.close()
     workers[0].send_signal(signal.SIGTERM)
     assert [code_of(each)[0] for each in workers] == [0, 0]
+
+
+def squares_on(cluster):
+    """A run that squares numbers; each says which process did it."""
+    flow = Dataflow()
+    numbers = flow.input("numbers").exchange(lambda n: n)
+    numbers.map(lambda n: (n * n, os.getpid())).collect("squares")
+    return flow.start(cluster=cluster)
+
+
+def processes_of(run, epoch):
+    """Give a run the numbers of an epoch; return the processes that squared them."""
+    run.input("numbers").send(list(range(8)))
+    run.input("numbers").advance_to(epoch + 1)
+
+    def found():
+        batches = run.batches("squares")
+        return [row for time, rows in batches if time == epoch for row in rows]
+
+    assert eventually(found, SOON_S)
+    assert sorted(square for square, _ in found()) == [n * n for n in range(8)]
+    return {process for _, process in found()}
 
 
 def is_refused(client):

@@ -24,6 +24,8 @@ class Server:
         path: The file that clients of this machine connect with; it holds a key.
         key_path: The file with the key for other machines, if it listens to them.
         address: `tcp://host:port` where it does.
+        cluster: Its workers, those that joined too: `flow.run(cluster=server.cluster)`
+            runs a dataflow on those that are there, beside the islands.
     """
 
     def __init__(
@@ -32,7 +34,7 @@ class Server:
         self.path = path
         self.key_path = Path(f"{path}.key") if listen is not None else None
         self.address: str | None = None
-        self._cluster = cluster
+        self.cluster = cluster
         service = cluster.service(SERVICE)
         self._gates = [ClientGate(service, cluster.invite)]
         try:
@@ -63,7 +65,7 @@ class Server:
         self.path.unlink(missing_ok=True)
         if self.key_path is not None:
             self.key_path.unlink(missing_ok=True)
-        self._cluster.close()
+        self.cluster.close()
         for gate in self._gates:
             gate.close()
 

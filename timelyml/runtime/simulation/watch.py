@@ -17,7 +17,8 @@ from timelyml.runtime.config import ShippedRun
 from timelyml.runtime.controller import Controller
 from timelyml.runtime.dataflow import Dataflow
 from timelyml.runtime.effects import Effect, Ended, Inspected, Released
-from timelyml.runtime.run_state import RunPlan, RunState
+from timelyml.runtime.run_plan import RunPlan
+from timelyml.runtime.run_state import RunState
 from timelyml.runtime.shipping import ship
 from timelyml.runtime.simulation.behaviour import Behaviour
 from timelyml.runtime.simulation.oracle import Oracle
@@ -142,8 +143,7 @@ class Watch:
             self.oracle.check_settled(worker.index, flow.tracker)
 
     def _state_in(self, controller: Controller) -> RunState | None:
-        found = controller._runs.get(self.generation)  # noqa: SLF001
-        return None if found is None else found[0]
+        return controller.runs.get(self.generation)
 
     def _check_end(self, error: TimelyError | None) -> None:
         if self._num_answered != self._num_asked:

@@ -1,0 +1,110 @@
+"""The runs of one session that are not over: what happens to them, and who hears of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from timelyml.errors import TimelyError
+from timelyml.runtime.effects import Effect, Ended, Send
+from timelyml.runtime.failure import own_failure
+from timelyml.runtime.run_plan import RunPhase
+from timelyml.runtime.run_state import RunState
+
+Observer = Callable[[Effect], None]
+"""Told everything about one run, in order; runs in the controller's thread."""
+
+Event = Callable[[RunState, float], list[Effect]]
+"""Lets a run decide something, given the clock's time."""
+
+
+class Runs:
+    """The runs of one controller; owned by the thread that drives it.
+
+    Args:
+        clock: Monotonic seconds.
+        send: Sends what runs decide to send.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float], send: Callable[[Send], None]
+    ) -> None:
+        self._clock = clock
+        self._send = send
+        self._runs: dict[int, tuple[RunState, Observer]] = {}
+        self._touched: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def get(self, generation: int) -> RunState | None:
+        """Return a run, if it is not over."""
+        found = self._runs.get(generation)
+        return None if found is None else found[0]
+
+    def add(self, run: RunState, observer: Observer) -> None:
+        """Take a run in; `observer` hears of it until `Ended`."""
+        self._runs[run.plan.generation] = (run, observer)
+
+    def decide(self, generation: int, event: Event) -> None:
+        """Let a run decide something; nothing if it is over."""
+        found = self._runs.get(generation)
+        if found is None:
+            return
+        run, observer = found
+        now = self._clock()
+        try:
+            effects = event(run, now)
+        except Exception as error:  # noqa: BLE001  the run's end, not that of others
+            effects = run.fail(own_failure("the controller", error), now)
+        if run.phase is RunPhase.ENDED:
+            self._runs.pop(generation, None)
+        for effect in effects:
+            if isinstance(effect, Send):
+                self._send(effect)
+            else:
+                observer(effect)
+
+    def decide_all(self, event: Event) -> None:
+        """Let each run decide something."""
+        for generation in list(self._runs):
+            self.decide(generation, event)
+
+    def lose(self, worker: int, error: TimelyError) -> None:
+        """End the runs that a worker takes part in."""
+        # Each its own, as whoever raises it lets it hold what is around there.
+        self.decide_all(lambda run, now: run.lose(worker, error.anew(), now))
+
+    def touch(self, generation: int) -> bool:
+        """Let a run settle its progress when it is due; False if it is over."""
+        if generation not in self._runs:
+            return False
+        self._touched.add(generation)
+        return True
+
+    def settle(self) -> None:
+        """Let the runs that were touched say what follows from their progress."""
+        touched, self._touched = sorted(self._touched), set()
+        for generation in touched:
+            self.decide(generation, lambda run, _: run.settle())
+
+    def tick(self, now: float) -> bool:
+        """Let runs act whose deadlines have passed; True if there are any."""
+        due = [
+            generation
+            for generation, (run, _) in self._runs.items()
+            if (deadline := run.next_deadline()) is not None and now >= deadline
+        ]
+        for generation in due:
+            self.decide(generation, RunState.tick)
+        return bool(due)
+
+    def deadlines(self) -> list[float]:
+        """Return when `tick` has to be called."""
+        found = (run.next_deadline() for run, _ in self._runs.values())
+        return [deadline for deadline in found if deadline is not None]
+
+    def end_all(self, error: TimelyError) -> None:
+        """Tell observers that their runs ended so, not asking workers."""
+        for generation, (_, observer) in list(self._runs.items()):
+            del self._runs[generation]
+            observer(Ended(error.anew()))
