@@ -35,7 +35,7 @@ def test_without_a_name_all_benchmarks_are_listed(capsys):
 def test_every_benchmark_is_described():
     page = (Path(__file__).parent.parent / "docs" / "benchmarks.md").read_text()
 
-    described = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    described = re.findall(r"^- \*\*`(\w+)`\*\*:", page, re.MULTILINE)
     assert sorted(described) == runner.names()
 
 

@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 PAGES = (
+    "control_flow.md",
     "fragments.md",
     "mixture_of_experts.md",
     "pathways.md",
     "pipelines.md",
     "programs.md",
+    "routing.md",
 )
 BLOCK = re.compile(
     r"^```python\n(.*?)^```\n(?:```text\n(.*?)^```)?", re.MULTILINE | re.DOTALL
