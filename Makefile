@@ -36,7 +36,7 @@ run: $(READY) ## train the mixture-of-experts example (ARGS='--steps 50 --worker
 	$(PY) -m examples.moe_routing $(ARGS)
 
 test: $(READY) ## run the tests and doctests (ARGS='tests/progress -x')
-	$(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: $(READY) ## run the slow tests: thousands of simulated schedules
 	$(PY) -m pytest -m slow --timeout=3600 $(ARGS)
@@ -54,7 +54,7 @@ check: $(READY) ## formatting, lint, types, examples at a small size, tests
 	$(PY) -m examples.shared_layers --small --verify
 	$(PY) -m examples.two_islands --small --verify
 	$(PY) -m examples.graph_algorithms --vertices 300 --edges 900
-	$(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 format: $(READY) ## format the code and mend what ruff can mend
 	$(PY) -m ruff format .

@@ -1,4 +1,4 @@
-"""The cluster of tests that need no other."""
+"""The cluster of tests that need no other: started once, as starting takes seconds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from timelyml import ml
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def client():
     """A client of two islands of two devices, whose functions compile quickly."""
     quickly = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
