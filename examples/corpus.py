@@ -95,7 +95,7 @@ def load_corpus(
     Raises:
         ValueError: if there is too little text for both parts.
     """
-    origin = Path(sysconfig.get_path("stdlib")) if source is None else source
+    origin = Path(sysconfig.get_path("stdlib")) if source is None else source.resolve()
     train: list[bytes] = []
     held_out: list[bytes] = []
     wanted = [train_bytes, held_out_bytes]

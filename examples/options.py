@@ -25,6 +25,12 @@ Data: TypeAlias = Annotated[
 ]
 Seed: TypeAlias = Annotated[int, typer.Option(help="of weights and batches")]
 Small: TypeAlias = Annotated[bool, typer.Option("--small", help="a toy, in seconds")]
+Verify: TypeAlias = Annotated[
+    bool, typer.Option("--verify", help="compare with one JAX program")
+]
+Picture: TypeAlias = Annotated[
+    Path | None, typer.Option(help="where to draw what ran when")
+]
 AsJson: TypeAlias = Annotated[
     bool, typer.Option("--json", help="print the figures as one JSON object")
 ]
@@ -33,9 +39,9 @@ PICTURES = (".png", ".svg", ".pdf", ".jpg")
 
 
 def given(
-    options: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+    defaults: Mapping[str, Any] | None = None, /, **options: object
 ) -> dict[str, Any]:
-    """Return the options that were given, over defaults of a toy if it is one."""
+    """Return the options that are not None, over defaults of a toy if it is one."""
     chosen = {name: value for name, value in options.items() if value is not None}
     return {**(defaults or {}), **chosen}
 

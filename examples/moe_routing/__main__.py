@@ -22,6 +22,7 @@ from examples.options import (
     Data,
     Small,
     Steps,
+    Verify,
     Width,
     check_size,
     checked_picture,
@@ -95,9 +96,7 @@ def main(
         "out/moe_routing.png"
     ),
     small: Small = False,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="compare with one dense JAX program")
-    ] = False,
+    verify: Verify = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a byte-level mixture-of-experts Transformer.
@@ -105,27 +104,27 @@ def main(
     Attention and head are data parallel, experts are shards on worker processes, and
     every token crosses a sparse exchange on its way forward and back, in each layer.
     """
-    asked = {
-        "num_experts": experts,
-        "top_k": top_k,
-        "layers": layers,
-        "heads": heads,
-        "data_shards": data_shards,
-        "expert_shards": expert_shards,
-        "replicate": tuple(replicate) if replicate else None,
-        "steps": steps,
-        "batch": batch,
-        "window": window,
-        "d_model": d_model,
-        "seed": seed,
-    }
+    asked = given(
+        num_experts=experts,
+        top_k=top_k,
+        layers=layers,
+        heads=heads,
+        data_shards=data_shards,
+        expert_shards=expert_shards,
+        replicate=tuple(replicate) if replicate else None,
+        steps=steps,
+        batch=batch,
+        window=window,
+        d_model=d_model,
+        seed=seed,
+    )
     with usage_errors():
         _check_input(input_from)
         _check_directories(trace, checkpoints, resume=resume, generate=generate)
         check_size("--workers", workers)
         check_size("--length", length)
         check_size("--every", every)
-        settings = _settings(given(asked, SMALL if small else None), workers)
+        settings = _settings({**SMALL, **asked} if small else asked, workers)
         picture = checked_picture(picture)
     if trace is not None:  # or the next to read a result pays for who computed it
         os.environ["JAX_CPU_ENABLE_ASYNC_DISPATCH"] = "false"
@@ -138,7 +137,7 @@ def main(
         job = program.job_of(
             settings,
             functools.partial(_reader, data),
-            given=given(asked),
+            given=asked,
             checkpoints=checkpoints,
             every=every,
             resume=resume,

@@ -5,7 +5,6 @@ Run it with `python -m examples.pipeline`; `--help` lists the options.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,9 +15,11 @@ from examples.options import (
     BatchSize,
     Data,
     Layers,
+    Picture,
     Seed,
     Small,
     Steps,
+    Verify,
     Width,
     checked_picture,
     given,
@@ -54,13 +55,9 @@ def main(
     ] = False,
     data: Data = None,
     seed: Seed = 0,
-    picture: Annotated[
-        Path | None, typer.Option(help="where to draw stages over time")
-    ] = None,
+    picture: Picture = None,
     small: Small = False,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="compare with the model in one program")
-    ] = False,
+    verify: Verify = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a byte-level Transformer as a pipeline.
@@ -68,22 +65,22 @@ def main(
     The model is cut into stages of equal cost, each on its slice of an island; a
     schedule says which stage computes which microbatch when.
     """
-    chosen = {
-        "stages": stages,
-        "microbatches": microbatches,
-        "steps": steps,
-        "d_model": d_model,
-        "layers": layers,
-        "batch": batch,
-    }
-    sizes = given(chosen, SMALL if small else None)
+    sizes = given(
+        SMALL if small else None,
+        stages=stages,
+        microbatches=microbatches,
+        steps=steps,
+        d_model=d_model,
+        layers=layers,
+        batch=batch,
+    )
     shrink = 8 if small else 1
     with usage_errors():
         settings = Settings(
             islands=islands, schedule=schedule, is_tied=tied, seed=seed, **sizes
         )
         corpus = load_corpus(
-            None if data is None else data.resolve(),
+            data,
             window=settings.length + 1,
             train_bytes=TRAIN_BYTES // shrink,
             held_out_bytes=HELD_OUT_BYTES // shrink,

@@ -17,6 +17,7 @@ from examples.options import (
     Seed,
     Small,
     Steps,
+    Verify,
     Width,
     given,
     usage_errors,
@@ -46,25 +47,23 @@ def main(
     data: Data = None,
     seed: Seed = 0,
     small: Small = False,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="compare with both tasks in one program")
-    ] = False,
+    verify: Verify = False,
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune two tasks at once; the shared layers see their examples as one batch."""
-    chosen = {
-        "steps": steps,
-        "pretraining_steps": pretraining_steps,
-        "rows": rows,
-        "layers": layers,
-        "d_model": d_model,
-        "length": length,
-    }
-    sizes = given(chosen, SMALL if small else None)
+    sizes = given(
+        SMALL if small else None,
+        steps=steps,
+        pretraining_steps=pretraining_steps,
+        rows=rows,
+        layers=layers,
+        d_model=d_model,
+        length=length,
+    )
     with usage_errors():
         settings = Settings(seed=seed, **sizes)
         corpus = load_corpus(
-            None if data is None else data.resolve(),
+            data,
             window=settings.length + 1,
             train_bytes=TRAIN_BYTES,
             held_out_bytes=HELD_OUT_BYTES,

@@ -6,7 +6,6 @@ Run it with `python -m examples.two_islands`; `--help` lists the options.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,9 +16,11 @@ from examples.options import (
     BatchSize,
     Data,
     Layers,
+    Picture,
     Seed,
     Small,
     Steps,
+    Verify,
     Width,
     checked_picture,
     given,
@@ -50,13 +51,9 @@ def main(
     batch: BatchSize = None,
     data: Data = None,
     seed: Seed = 0,
-    picture: Annotated[
-        Path | None, typer.Option(help="where to draw islands over time")
-    ] = None,
+    picture: Picture = None,
     small: Small = False,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="end with 1 where losses differ")
-    ] = False,
+    verify: Verify = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a byte-level Transformer on two islands, on one, and in one JAX program.
@@ -64,19 +61,19 @@ def main(
     Gradients are added up within an island by XLA, and between islands over ZeroMQ,
     chunk by chunk, while those of the chunks below are still being computed.
     """
-    chosen = {
-        "chunks": chunks,
-        "steps": steps,
-        "d_model": d_model,
-        "layers": layers,
-        "batch": batch,
-    }
-    sizes = given(chosen, SMALL if small else None)
+    sizes = given(
+        SMALL if small else None,
+        chunks=chunks,
+        steps=steps,
+        d_model=d_model,
+        layers=layers,
+        batch=batch,
+    )
     shrink = 8 if small else 1
     with usage_errors():
         settings = Settings(devices=devices, hosts=hosts, seed=seed, **sizes)
         corpus = load_corpus(
-            None if data is None else data.resolve(),
+            data,
             window=settings.length + 1,
             train_bytes=TRAIN_BYTES // shrink,
             held_out_bytes=HELD_OUT_BYTES,
