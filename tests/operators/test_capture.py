@@ -118,7 +118,9 @@ def test_a_replay_takes_no_path_from_a_file_or_from_another_replay(cluster, tmp_
         other.setblocking(False)
         with pytest.raises(TapeError, match=r"cannot listen at .*already in use"):
             cluster.run(flow)
-        with pytest.raises(BlockingIOError):  # nor has it heard of a connection
+        with pytest.raises(
+            BlockingIOError, match="temporarily"
+        ):  # nor has it heard of a connection
             other.accept()
         assert (tmp_path / "place").is_socket()
 

@@ -88,12 +88,6 @@ class StateStore:
             cell.clear()
             cell.update(decode(data))
 
-    def discard_shard(self, operator: int, shard: int) -> None:
-        """Forget all state of one shard."""
-        keys = [key for key in self._cells if key[:2] == (operator, shard)]
-        for key in keys:
-            del self._cells[key]
-
     def size_bytes(self, operator: int) -> int:
         """Approximate memory of one operator's state on this worker."""
         return sum(

@@ -71,10 +71,6 @@ class Layout:
         found = [self._number(axes_of(entry), shard) for entry in self.spec]
         return (*found, *(0,) * (len(self.shape) - len(found)))
 
-    def replica_of(self, shard: int) -> int:
-        """Return which of the replicas of its block a shard is."""
-        return self._number(self._free_axes, shard)
-
     def shard(self, block: Sequence[int], replica: int) -> int:
         """Return the shard that holds this replica of a block."""
         found = self._offset(self._free_axes, replica)

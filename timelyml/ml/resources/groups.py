@@ -110,10 +110,6 @@ class DeviceGroups:
         """Return the groups of a registered set."""
         return self._sets[name]
 
-    def of_device(self, device: str) -> int:
-        """Return the group of a device."""
-        return self._group_of[device]
-
     def members(self, group: int) -> frozenset[str]:
         """Return the devices of a group."""
         return frozenset(self._members[group])
