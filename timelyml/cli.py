@@ -29,7 +29,7 @@ from timelyml.errors import (
 )
 from timelyml.fluent import Dataflow
 from timelyml.runtime.enquiries import ask_drivers
-from timelyml.runtime.signals import Insistence
+from timelyml.runtime.signals import GuaranteedInterrupt
 from timelyml.runtime.stall import StallReport, StallRow
 
 DEFAULT_FLOW = "flow"
@@ -208,7 +208,7 @@ def _load(target: str) -> Dataflow:
             f"{name!r} for the flow; expected MODULE:FLOW, a module name or a path ending "
             "in .py, and a name in it; correct it"
         )
-    with Insistence():  # a user's module may load for long
+    with GuaranteedInterrupt():  # a user's module may load for long
         found = _found(_file(where) if is_file else _module(where), where, name)
     if not isinstance(found, Dataflow):
         shown = " ".join(reprlib.repr(found).split())

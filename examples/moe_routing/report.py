@@ -70,7 +70,7 @@ class History:
     @property
     def names(self) -> list[str]:
         """What experts are called: those on several shards by their number, too."""
-        shards = layer_of(self.settings).stands.shards()
+        shards = layer_of(self.settings).placement.shards()
         return [
             f"{index} x{len(shards[index])}" if index in shards else str(index)
             for index in range(self.settings.num_experts)
@@ -179,13 +179,13 @@ def show_tables(figures: dict[str, Any], history: History, console: Console) -> 
     for heading in headings:
         experts.add_column(heading, justify="right")
     totals, tenths = np.sum(history.counts, axis=0), history.shares_over_time(10)
-    stands = layer_of(history.settings).stands
-    several = stands.shards()
+    placement = layer_of(history.settings).placement
+    several = placement.shards()
     for (layer, index), share in np.ndenumerate(history.shares):
         experts.add_row(
             str(layer),
             str(index),
-            ", ".join(map(str, several.get(index, (index // stands.per_shard,)))),
+            ", ".join(map(str, several.get(index, (index // placement.per_shard,)))),
             f"{totals[layer, index]:,}",
             f"{share:.1%}",
             f"{tenths[layer, index].min():.1%}",

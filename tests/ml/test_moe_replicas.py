@@ -11,7 +11,7 @@ from tests.ml.moe_flows import train
 from tests.ml.sharded.test_training import InOrder, blocks_of, check, loss_of, trained
 from timelyml.errors import ConfigError
 from timelyml.ml import Checkpoints, MoE, load_checkpoint, sharded
-from timelyml.ml.moe import Stands, replicas_by_load
+from timelyml.ml.moe import ExpertPlacement, replicas_by_load
 from timelyml.ml.sharded.parts import Parts
 
 REPLICATED = MoE(num_experts=4, num_shards=2, replicas={1: 2, 2: 2})
@@ -70,15 +70,16 @@ def test_a_checkpoint_holds_one_copy_and_goes_on_with_other_replicas(tmp_path):
 
 
 def test_rows_are_dealt_out_in_turn_to_where_the_expert_stands():
-    stands = Stands.of(8, 4, {1: 3, 6: 2})
+    placement = ExpertPlacement.of(8, 4, {1: 3, 6: 2})
     rng = np.random.default_rng(0)
     chosen = rng.permuted(np.tile(np.arange(8), (40, 1)), axis=1)[:, :2]
     kept = rng.random(chosen.shape) < 0.8
 
-    to, place = (np.asarray(each) for each in stands.place(chosen, kept))
+    to, place = (np.asarray(each) for each in placement.place(chosen, kept))
 
     held = [
-        (*range(2 * shard, 2 * shard + 2), *stands.copies[shard]) for shard in range(4)
+        (*range(2 * shard, 2 * shard + 2), *placement.copies[shard])
+        for shard in range(4)
     ]
     found = [
         [held[s][p] for s, p in zip(*row, strict=True)]

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from timelyml.runtime.signals import HeldSignals, Insistence, Interrupts
+from timelyml.runtime.signals import GuaranteedInterrupt, HeldSignals, Interrupts
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +78,7 @@ def test_what_was_held_back_within_a_run_is_counted_there():
 def test_a_program_that_handles_signals_itself_keeps_doing_so():
     came = []
     signal.signal(signal.SIGINT, lambda number, _: came.append(number))
-    with Interrupts() as interrupts, HeldSignals(), Insistence():
+    with Interrupts() as interrupts, HeldSignals(), GuaranteedInterrupt():
         signal.raise_signal(signal.SIGINT)
         assert came == [signal.SIGINT]
     assert not interrupts.was_interrupted
@@ -86,7 +86,7 @@ def test_a_program_that_handles_signals_itself_keeps_doing_so():
 
 def test_an_interrupt_that_python_drops_comes_at_the_end_of_the_block(lost):
     def insist():
-        with Insistence():
+        with GuaranteedInterrupt():
             assert lost() == 1
 
     with pytest.raises(KeyboardInterrupt):
@@ -94,7 +94,7 @@ def test_an_interrupt_that_python_drops_comes_at_the_end_of_the_block(lost):
 
 
 def test_a_run_within_such_a_block_drains_as_ever(lost):
-    with Insistence(), Interrupts() as interrupts:
+    with GuaranteedInterrupt(), Interrupts() as interrupts:
         signal.raise_signal(signal.SIGINT)
     assert interrupts.count == 1
 

@@ -254,7 +254,7 @@ def parsed_aggregates(
 
 
 @dataclass(slots=True)
-class Pile:
+class PartialAggregates:
     """Partial aggregates of one time, merged when they have become many."""
 
     num_direct: int = 0
@@ -293,30 +293,30 @@ def _combining(plan: Plan) -> Logic:
         rows = num_records(payload)
         if not rows:
             return
-        pile = shard.state.get(time)
-        if pile is None:
-            pile = shard.state[time] = Pile()
+        partial = shard.state.get(time)
+        if partial is None:
+            partial = shard.state[time] = PartialAggregates()
             shard.notify_at(time, outputs=())  # to forget it; holds nothing back
-        pile.num_direct += rows
-        if pile.num_direct <= DIRECT_ROWS:
+        partial.num_direct += rows
+        if partial.num_direct <= DIRECT_ROWS:
             shard.output().send(time, plan.as_partials(payload))
             return
         shard.notify_at(time)
-        pile.rows.append(payload)
-        pile.num_ungrouped += rows
-        if pile.num_ungrouped >= ROWS_PER_GROUPING:
-            pile.group(plan)
-        if pile.is_high:
-            pile.merge(plan)
-            if pile.num_rows >= MOST_ROWS // 2:  # there is little to combine
-                shard.output().send(time, pile.parts[0])
-                pile.parts, pile.num_rows, pile.merge_at = [], 0, MOST_ROWS
+        partial.rows.append(payload)
+        partial.num_ungrouped += rows
+        if partial.num_ungrouped >= ROWS_PER_GROUPING:
+            partial.group(plan)
+        if partial.is_high:
+            partial.merge(plan)
+            if partial.num_rows >= MOST_ROWS // 2:  # there is little to combine
+                shard.output().send(time, partial.parts[0])
+                partial.parts, partial.num_rows, partial.merge_at = [], 0, MOST_ROWS
 
     def on_notify(shard: Shard, time: Timestamp) -> None:
-        pile = shard.state.pop(time)
-        pile.group(plan)
-        if pile.parts:
-            shard.output().send(time, plan.merged(pile.parts))
+        partial = shard.state.pop(time)
+        partial.group(plan)
+        if partial.parts:
+            shard.output().send(time, plan.merged(partial.parts))
 
     return Logic(on_batch=on_batch, on_notify=on_notify)
 
@@ -325,18 +325,18 @@ def _merging(plan: Plan) -> Logic:
     def on_batch(shard: Shard, delivery: Delivery) -> None:
         shard.notify_at(delivery.time)
         producers = shard.state.setdefault(delivery.time, {})
-        pile = producers.setdefault(delivery.source_shard, Pile())
-        pile.add(delivery.payload)
-        if pile.is_high:
-            pile.merge(plan)
+        partial = producers.setdefault(delivery.source_shard, PartialAggregates())
+        partial.add(delivery.payload)
+        if partial.is_high:
+            partial.merge(plan)
 
     def on_notify(shard: Shard, time: Timestamp) -> Iterator[None]:
         producers = shard.state.pop(time)
         parts = []
         for producer in sorted(producers):
-            pile = producers.pop(producer)
-            pile.merge(plan)
-            parts += pile.parts
+            partial = producers.pop(producer)
+            partial.merge(plan)
+            parts += partial.parts
             yield
         shard.output().send(time, plan.finished(plan.merged(parts)))
 

@@ -33,7 +33,7 @@ class Calls(Protocol):
 
     num_out: int
 
-    def submit(self, desk: Desk, ticket: int, record: Any) -> None:
+    def submit(self, completions: CompletionQueue, ticket: int, record: Any) -> None:
         """Start a call."""
 
     def look(self) -> float | None:
@@ -43,7 +43,7 @@ class Calls(Protocol):
         """Give up all calls, and end the threads."""
 
 
-class Desk:
+class CompletionQueue:
     """Where the finished calls of one shard wait to be taken."""
 
     def __init__(self, wake: Wake) -> None:
@@ -85,10 +85,10 @@ class LoopCalls:
     def __reduce__(self) -> tuple[Any, ...]:
         return LoopCalls, (self._fn, self._timeout_s)
 
-    def submit(self, desk: Desk, ticket: int, record: Any) -> None:
+    def submit(self, completions: CompletionQueue, ticket: int, record: Any) -> None:
         """Start a call."""
         self.num_out += 1
-        self._loop.start(lambda: self._call(desk, ticket, record))
+        self._loop.start(lambda: self._call(completions, ticket, record))
 
     def look(self) -> float | None:
         """Do nothing: the loop minds the time."""
@@ -98,7 +98,9 @@ class LoopCalls:
         """Cancel all calls and end the loop."""
         self._loop.close()
 
-    async def _call(self, desk: Desk, ticket: int, record: Any) -> None:
+    async def _call(
+        self, completions: CompletionQueue, ticket: int, record: Any
+    ) -> None:
         import asyncio  # noqa: PLC0415  loaded by the loop already
 
         result: Any = None
@@ -111,15 +113,15 @@ class LoopCalls:
             error = _too_late(self._timeout_s) if limit.expired() else caught
         except BaseException as caught:  # noqa: BLE001  or the loop would end, and nobody know
             error = caught
-        desk.put(Finished(ticket, result, error))
+        completions.put(Finished(ticket, result, error))
 
 
-class _Seat:
+class _PoolThread:
     """One thread of a pool and what it works on."""
 
     def __init__(self) -> None:
         self.began = 0.0
-        self.work: tuple[Desk, int] | None = None
+        self.work: tuple[CompletionQueue, int] | None = None
         self.is_given_up = False
 
 
@@ -137,68 +139,68 @@ class ThreadCalls:
         self._fn = fn
         self._limit = limit
         self._timeout_s = timeout_s
-        self._waiting: queue.SimpleQueue[tuple[Desk, int, Any] | None] = (
+        self._waiting: queue.SimpleQueue[tuple[CompletionQueue, int, Any] | None] = (
             queue.SimpleQueue()
         )
-        self._seats: list[_Seat] = []
+        self._threads: list[_PoolThread] = []
         self._lock = threading.Lock()  # between an end and giving up
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ThreadCalls, (self._fn, self._limit, self._timeout_s)
 
-    def submit(self, desk: Desk, ticket: int, record: Any) -> None:
+    def submit(self, completions: CompletionQueue, ticket: int, record: Any) -> None:
         """Start a call."""
         self.num_out += 1
-        self._waiting.put((desk, ticket, record))
-        if len(self._seats) < min(self._limit, self.num_out):
-            self._add_seat()
+        self._waiting.put((completions, ticket, record))
+        if len(self._threads) < min(self._limit, self.num_out):
+            self._add_thread()
 
     def look(self) -> float | None:
         """Give up calls that take too long; returns the seconds to the next look."""
         if self._timeout_s is None or not self.num_out:
             return None
         now = time.monotonic()
-        for seat in list(self._seats):
+        for thread in list(self._threads):
             with self._lock:
-                work = seat.work
-                if work is None or now - seat.began < self._timeout_s:
+                work = thread.work
+                if work is None or now - thread.began < self._timeout_s:
                     continue
-                seat.is_given_up = True
-            self._seats.remove(seat)
-            desk, ticket = work
-            desk.put(Finished(ticket, None, _too_late(self._timeout_s)))
-            self._add_seat()
+                thread.is_given_up = True
+            self._threads.remove(thread)
+            completions, ticket = work
+            completions.put(Finished(ticket, None, _too_late(self._timeout_s)))
+            self._add_thread()
         return self._timeout_s / 4
 
     def close(self) -> None:
         """Start nothing more; threads end with what they are at."""
         while not self._waiting.empty():
             self._waiting.get()
-        for _ in self._seats:
+        for _ in self._threads:
             self._waiting.put(None)
 
-    def _add_seat(self) -> None:
-        seat = _Seat()
-        self._seats.append(seat)
+    def _add_thread(self) -> None:
+        thread = _PoolThread()
+        self._threads.append(thread)
         name = "timelyml-call"
         threading.Thread(
-            target=self._serve, args=(seat,), name=name, daemon=True
+            target=self._serve, args=(thread,), name=name, daemon=True
         ).start()
 
-    def _serve(self, seat: _Seat) -> None:
-        while not seat.is_given_up:
+    def _serve(self, thread: _PoolThread) -> None:
+        while not thread.is_given_up:
             order = self._waiting.get()
             if order is None:
                 return
-            desk, ticket, record = order
-            seat.began = time.monotonic()
-            seat.work = desk, ticket
+            completions, ticket, record = order
+            thread.began = time.monotonic()
+            thread.work = completions, ticket
             finished = self._call(ticket, record)
             with self._lock:
-                seat.work = None
-                if seat.is_given_up:
+                thread.work = None
+                if thread.is_given_up:
                     return
-            desk.put(finished)
+            completions.put(finished)
 
     def _call(self, ticket: int, record: Any) -> Finished:
         try:

@@ -9,7 +9,7 @@ from typing import Any, Literal, overload
 from timelyml.errors import ConfigError
 from timelyml.exchange import records_of
 from timelyml.graph import StreamRef
-from timelyml.operators.calls import Desk, Finished, calls_of
+from timelyml.operators.calls import CompletionQueue, Finished, calls_of
 from timelyml.operators.checks import check_callable, check_count
 from timelyml.operators.edges import StreamLike
 from timelyml.operators.failed import Diverted, OnError, check_on_error, failed_record
@@ -128,23 +128,26 @@ class _Caller:
         self._is_ordered = is_ordered
         self._on_error = on_error
         self._next_ticket = 0
-        self._desks: list[tuple[Shard, Desk, _Order]] = []
-        self._to_repeat: deque[tuple[Desk, int, Any]] = deque()
+        self._queues: list[tuple[Shard, CompletionQueue, _Order]] = []
+        self._to_repeat: deque[tuple[CompletionQueue, int, Any]] = deque()
         self._look_at: float | None = None
 
     def on_start(self, shard: Shard) -> None:
-        """Open a desk for the shard; make the calls again that were out."""
-        desk, order = Desk(shard.waker()), _Order(matters=self._is_ordered)
-        self._desks.append((shard, desk, order))
+        """Open a queue for the shard; make the calls again that were out."""
+        completions, order = (
+            CompletionQueue(shard.waker()),
+            _Order(matters=self._is_ordered),
+        )
+        self._queues.append((shard, completions, order))
         for ticket, (_, record) in sorted(shard.state.items(), key=first):
             order.expect(ticket)
             self._next_ticket = max(self._next_ticket, ticket + 1)
-            self._to_repeat.append((desk, ticket, record))
+            self._to_repeat.append((completions, ticket, record))
         self._repeat()
 
     def on_batch(self, shard: Shard, delivery: Delivery) -> Iterator[Wait | None]:
         """Start a call for each record, as far as there is room."""
-        desk, order = next((d, o) for s, d, o in self._desks if s is shard)
+        completions, order = next((d, o) for s, d, o in self._queues if s is shard)
         for index, record in enumerate(records_of(delivery.payload), 1):
             while self._is_full(order):
                 self._send_finished()  # of any shard: the limit is the worker's
@@ -156,7 +159,7 @@ class _Caller:
             shard.state[ticket] = delivery.time, record
             self._hold(shard, delivery.time)
             order.expect(ticket)
-            self._calls.submit(desk, ticket, record)
+            self._calls.submit(completions, ticket, record)
             if not index % CALLS_PER_STEP:
                 yield None
         self._look_again(shard)
@@ -190,8 +193,8 @@ class _Caller:
             shard.activate_after(seconds)
 
     def _send_finished(self) -> None:
-        for shard, desk, order in self._desks:
-            finished = desk.take()
+        for shard, completions, order in self._queues:
+            finished = completions.take()
             self._calls.num_out -= len(finished)
             self._repeat()
             finished = order.ready(finished)

@@ -28,7 +28,7 @@ class Interrupts:
     def __init__(self) -> None:
         self.count = 0
         self._first: int | None = None
-        self._handlers = _Handlers(self._note, _replaceable(Insistence))
+        self._handlers = _Handlers(self._note, _replaceable(GuaranteedInterrupt))
 
     def __enter__(self) -> Self:
         self._handlers.install()
@@ -70,7 +70,9 @@ class HeldSignals:
     def __init__(self, on_signal: Callable[[], None] = lambda: None) -> None:
         self._on_signal = on_signal
         self._came: list[int] = []
-        self._handlers = _Handlers(self._note, _replaceable(Insistence, Interrupts))
+        self._handlers = _Handlers(
+            self._note, _replaceable(GuaranteedInterrupt, Interrupts)
+        )
 
     def __enter__(self) -> Self:
         self._handlers.install()
@@ -86,7 +88,7 @@ class HeldSignals:
         self._on_signal()
 
 
-class Insistence:
+class GuaranteedInterrupt:
     """Context manager that a SIGINT leaves for sure, at once or at its end.
 
     Python drops what a handler raises while a callback of the garbage collector runs,

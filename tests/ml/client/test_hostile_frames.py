@@ -22,7 +22,7 @@ from timelyml.ml.controller.gate import (
     AskInvitation,
     Join,
     Joined,
-    TurnedAway,
+    JoinRefused,
     client_codec,
 )
 from timelyml.ml.functions import ArrayType
@@ -125,7 +125,7 @@ def test_a_client_that_wishes_what_makes_no_sense_is_turned_away(
     transport = gate_address(server.path, None).transport(random_peer())
     with contextlib.suppress(PayloadError):
         transport.send(CONTROLLER, Join(transport.endpoint, **join))
-        assert "impossible" in str(unpack_error(answer(transport, TurnedAway).error))
+        assert "impossible" in str(unpack_error(answer(transport, JoinRefused).error))
     transport.close()
     check(bystander)
 

@@ -17,7 +17,7 @@ from timelyml.errors import AdmissionError, ConfigError, PeerError, WireError
 from timelyml.exchange import CONTROLLER, AccessKey, Lane, ServerKeys
 from timelyml.ml.client.remote import RemoteLink
 from timelyml.ml.controller import Call
-from timelyml.ml.controller.clients import Wishes
+from timelyml.ml.controller.clients import ClientOptions
 from timelyml.ml.controller.gate import GateAddress
 from timelyml.testing.leftovers import Leftovers, eventually
 
@@ -86,7 +86,9 @@ def test_the_public_key_without_the_token_is_not_enough(server, monkeypatch):
     monkeypatch.setattr("timelyml.ml.client.remote.JOIN_TIMEOUT_S", 0.5)
     right = AccessKey.of(server.key_path)
     forged = AccessKey(right.public, ServerKeys.generate().token)
-    link = RemoteLink("here", GateAddress.remote(server.address, forged), Wishes())
+    link = RemoteLink(
+        "here", GateAddress.remote(server.address, forged), ClientOptions()
+    )
     with pytest.raises(PeerError, match="nobody answers at 'here'"):
         link.connect(lambda _: None)
     assert server._gates[1]._transport.metrics.frames_refused["token"]

@@ -20,7 +20,7 @@ class Running:
     sequence: int
     outs: tuple  # buffers that are not computed yet
     errors: tuple
-    fates: dict  # what the buffers will be found to be: an error, or None
+    output_errors: dict  # what the buffers will be found to be: an error, or None
     scratch: tuple | None = None  # slice, and bytes on a device while it runs
 
 
@@ -101,7 +101,7 @@ class FakeRun:
         for slot, move in block.arrivals:
             if run.first_move + move in host.buffers:
                 self.values[slot] = host.buffers.pop(run.first_move + move)
-        errors, fates, sends = [], {}, []
+        errors, output_errors, sends = [], {}, []
         for step in block.steps:
             found = [self.values[slot] for slot in step.operands]
             error = next((each for each in found if each is not None), None)
@@ -111,7 +111,7 @@ class FakeRun:
             self.values.update(dict.fromkeys(step.outputs, error))
             for position, number in step.results:
                 out = run.outputs[number]
-                fates[out] = self.values[step.outputs[position]]
+                output_errors[out] = self.values[step.outputs[position]]
                 host.promised.discard(out)
                 host.buffers[out] = None
                 host.sizes[out] = self.size_of(step.outputs[position])
@@ -121,7 +121,9 @@ class FakeRun:
         host.launched.append((run.name, block.number))
         self.left.discard(block.number)
         self.end_if_over()
-        return Running(ticket.sequence, tuple(fates), tuple(errors), fates)
+        return Running(
+            ticket.sequence, tuple(output_errors), tuple(errors), output_errors
+        )
 
     def send(self, move, error):
         for parcel in self.plan.parcels[move]:

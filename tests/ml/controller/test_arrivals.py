@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.ml.controller.test_core import fates
+from tests.ml.controller.test_core import output_errors
 from tests.ml.controller.world import DEVICES, FakeHost, World
 from timelyml.errors import PeerError
 from timelyml.ml.controller import AskSlice, DropSlice, SliceGiven
-from timelyml.ml.hosts import Arrived, Formed, Leaving, Present, Unwelcome
+from timelyml.ml.hosts import Arrived, Formed, HostRefused, Leaving, Present
 
 
 def arrive(world, host, island, num_hosts=1):
@@ -32,7 +32,7 @@ def test_an_island_is_formed_once_all_its_hosts_have_come():
     assert arrive(world, 7, "b", 2) == []
     assert arrive(world, 5, "b", 2) == [Formed("b", (7, 5))]
     (late,) = arrive(world, 8, "b", 2)
-    assert isinstance(late, Unwelcome)
+    assert isinstance(late, HostRefused)
     assert "formed before" in late.reason
     (other,) = [m for m in arrive(world, 9, "") if isinstance(m, Formed)]
     assert other == Formed("island-0", (9,))
@@ -74,8 +74,8 @@ def test_what_runs_on_an_island_that_joined_ends_as_elsewhere():
     y = world.put(here)
     mine, _ = world.call("g", here, [y])
     world.settle()
-    assert fates(world, 2)[outs[0]] is None
-    assert fates(world)[mine[0]] is None
+    assert output_errors(world, 2)[outs[0]] is None
+    assert output_errors(world)[mine[0]] is None
 
 
 def test_a_host_that_would_leave_waits_until_its_island_is_empty():
@@ -92,7 +92,7 @@ def test_a_host_that_would_leave_waits_until_its_island_is_empty():
     world.settle()
     assert sorted(world.dismissed) == [7, 8], "one is of no use without the other"
     assert world.core.next_deadline() is None
-    assert not fates(world)
+    assert not output_errors(world)
 
 
 def test_what_is_left_when_a_host_waits_no_longer_is_lost_by_name():
@@ -105,7 +105,7 @@ def test_what_is_left_when_a_host_waits_no_longer_is_lost_by_name():
     world.dead.add(7)
     world.flush()
     assert world.dismissed == {7}
-    assert "lost with island 'b'; got worker 7 left" in fates(world)[x]
+    assert "lost with island 'b'; got worker 7 left" in output_errors(world)[x]
 
 
 def test_the_sudden_end_of_a_host_lets_the_others_of_its_island_go():
@@ -114,7 +114,7 @@ def test_the_sudden_end_of_a_host_lets_the_others_of_its_island_go():
     x = world.put(world.slice(island="b"))
     world.lose(8, PeerError("worker 8 is gone"))
     world.settle()
-    assert "worker 8 is gone" in fates(world)[x]
+    assert "worker 8 is gone" in output_errors(world)[x]
     assert world.dismissed == {7}
     world.lose(1, PeerError("worker 1 is gone"))
     world.settle()

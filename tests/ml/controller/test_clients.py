@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.ml.controller.test_core import fates
+from tests.ml.controller.test_core import output_errors
 from tests.ml.controller.world import FLOAT, World
 from timelyml.errors import WireError
 from timelyml.ml.controller import AskSlice, Call, DropSlice, Finished, Put
@@ -22,14 +22,14 @@ def test_a_call_that_is_one_too_many_fails_alone():
     results = [world.call("f", slice_, [x])[0][0] for _ in range(4)]
     theirs = world.call("f", other, [y], client=2)[0][0]
     world.settle()
-    ends = fates(world)
+    ends = output_errors(world)
     assert [ends[each] for each in results[:3]] == [None] * 3
     assert "too many calls under way; got 3" in ends[results[3]]
-    assert fates(world, 2)[theirs] is None
+    assert output_errors(world, 2)[theirs] is None
 
     again = world.call("f", slice_, [x])[0][0]
     world.settle()
-    assert fates(world)[again] is None, "those that are over count no more"
+    assert output_errors(world)[again] is None, "those that are over count no more"
 
 
 def test_schedulers_take_as_many_calls_as_clients_may_have():
@@ -40,7 +40,7 @@ def test_schedulers_take_as_many_calls_as_clients_may_have():
     world.settle()
     for _ in range(1100):
         world.say(1, Call(made, slice_.slice, (x,), (world.buffer(),)))
-    assert fates(world) == {first: None}, "none was refused"
+    assert output_errors(world) == {first: None}, "none was refused"
 
 
 def test_bytes_are_counted_as_long_as_they_are_held():
@@ -52,7 +52,7 @@ def test_bytes_are_counted_as_long_as_they_are_held():
     world.release(kept[1:2])
     fits = world.put(slice_)
     world.settle()
-    ends = fates(world)
+    ends = output_errors(world)
     for each in too_much:
         assert "may not hold so much; got 16 bytes more than the 48" in ends[each]
     assert ends[in_place] is None

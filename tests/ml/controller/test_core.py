@@ -30,7 +30,7 @@ from timelyml.ml.scheduling import (
 )
 
 
-def fates(world, client=1):
+def output_errors(world, client=1):
     """What became of each buffer: None, or the text of its error."""
     found = {}
     for message in world.heard[client]:
@@ -101,7 +101,7 @@ def test_calls_end_as_they_should_whatever_is_late(seed, memory_bytes):
     world.settle()
 
     assert num_over(world) == 40
-    found = fates(world)
+    found = output_errors(world)
     for out, fate in expected.items():
         assert found[out] in (fate or {None}), out
     shared = [host.launched for host in world.hosts.values()]
@@ -133,12 +133,12 @@ def test_who_misses_rows_before_the_controller_knows_why_waits_to_say_why(seed):
         world.act()
     world.die(0)
     world.settle()
-    assert moved not in fates(world)
+    assert moved not in output_errors(world)
 
     world.lose(0, PeerError("worker 0 (pid 7) was killed by SIGKILL"))
     world.settle()
     for each in (x, slow, moved):
-        told = fates(world)[each]
+        told = output_errors(world)[each]
         assert re.search(r"island 'a'.* worker 0 \(pid 7\) .* by SIGKILL", told), told
 
 
@@ -153,11 +153,11 @@ def test_an_island_that_dies_takes_only_what_depends_on_it(seed):
     (gone,), _ = world.call("gone", here, [x, y])
     for _ in range(world.rng.randint(0, 12)):
         world.act()
-    before = fates(world)
+    before = output_errors(world)
     world.lose(0, PeerError("worker 0 was killed"))
     world.settle()
 
-    found = fates(world)
+    found = output_errors(world)
     assert found[alone] is None
     assert "is lost with island 'a'" in found[x]
     assert found[gone] is not None
@@ -167,7 +167,7 @@ def test_an_island_that_dies_takes_only_what_depends_on_it(seed):
     (after,), _ = world.call("after", there, [alone])
     (again,), _ = world.call("again", here, [alone])
     world.settle()
-    assert fates(world)[after] is fates(world)[again] is None
+    assert output_errors(world)[after] is output_errors(world)[again] is None
     assert num_over(world) == 6
     assert world.slice(1, 4, "a").island == "a"
     assert "a" not in world.core.dispatch.islands.schedulers
@@ -210,7 +210,7 @@ def test_what_a_client_asks_for_after_an_error_is_answered_at_once():
 
     fetched = [each for each in world.heard[1] if isinstance(each, Fetched)]
     assert [text_of(each.error) for each in fetched] == ["f failed"]
-    assert fates(world)[worse] == "f failed"
+    assert output_errors(world)[worse] == "f failed"
     assert all(
         host.launched == [(bad,)] for host in world.hosts.values() if host.launched
     )
@@ -230,7 +230,7 @@ def test_unknown_buffers_slices_and_computations_fail_only_the_call():
     lost = world.put(SliceGiven(0, "slice-98", "a", "cpu", ()))
     world.settle()
 
-    found = fates(world)
+    found = output_errors(world)
     assert found[good] is None
     assert "'slice-98' is not there" in found[lost]
     assert "a buffer is not client 1's" in found[results[0]]
@@ -259,8 +259,8 @@ def test_a_client_that_leaves_takes_all_that_is_its_own(seed):
 
     assert world.core.buffers.directory.of_client(1) == []
     assert world.core.slices == [theirs.slice]
-    assert set(fates(world, 2).values()) == {None}
-    assert len(fates(world, 2)) == 60
+    assert set(output_errors(world, 2).values()) == {None}
+    assert len(output_errors(world, 2)) == 60
     for host in world.hosts.values():
         assert not host.prepares
         assert not host.promised
@@ -268,7 +268,7 @@ def test_a_client_that_leaves_takes_all_that_is_its_own(seed):
         assert all(buffer >> 40 == 2 for buffer in host.buffers)
     (last,), _ = world.call("g", theirs, [y], client=2)
     world.settle()
-    assert fates(world, 2)[last] is None
+    assert output_errors(world, 2)[last] is None
 
 
 def test_a_slice_is_taken_apart_once_nothing_is_left_on_it():
@@ -341,7 +341,7 @@ def test_a_long_chain_that_waits_for_its_code_goes_on_call_by_call(is_failing):
     assert not any(host.launched for host in world.hosts.values())
     world.settle()
 
-    found = fates(world)
+    found = output_errors(world)
     assert set(found.values()) == {"f failed" if is_failing else None}
     assert len(found) == 900
     world.release([first, *found])
@@ -362,7 +362,7 @@ def test_a_call_that_reads_comes_before_one_that_takes_though_it_is_known_later(
 
     launched = [outs for host in world.hosts.values() for outs in host.launched]
     assert launched.index((read,)) < launched.index((taken,))
-    assert fates(world)[read] is fates(world)[taken] is None
+    assert output_errors(world)[read] is output_errors(world)[taken] is None
     # Nothing was copied: the memory of x was free to be taken.
     assert all(not host.copied for host in world.hosts.values())
 
@@ -376,12 +376,12 @@ def test_idle_values_leave_for_a_call_and_come_back_for_another():
     (big,), _ = world.call("f", slice_, [kept[1]], spec=())  # and 16 + 4
     world.settle()
     assert [ledger.where(each) for each in kept] == [(False, True), (True, False)]
-    assert fates(world)[big] is None
+    assert output_errors(world)[big] is None
 
     (back,), _ = world.call("f", slice_, [kept[0]], spec=())
     world.settle()
     assert ledger.where(kept[0]) == (True, False)
-    assert fates(world)[back] is None
+    assert output_errors(world)[back] is None
     assert max(ledger.used_bytes().values()) <= 40
     world.say(1, Fetch(kept[1]))
     world.settle()
@@ -397,7 +397,9 @@ def test_beyond_the_memory_of_hosts_calls_fail_and_none_waits_for_ever(seed):
     world.settle()
 
     assert num_over(world) == 60
-    refused = [text for text in fates(world).values() if text and "no room" in text]
+    refused = [
+        text for text in output_errors(world).values() if text and "no room" in text
+    ]
     assert refused
     assert all("kept by client 1" in text for text in refused)
     assert len(world.core.buffers.memory) == 0

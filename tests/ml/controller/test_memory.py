@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.ml.controller.test_core import fates
+from tests.ml.controller.test_core import output_errors
 from tests.ml.controller.world import World
 from tests.ml.store.test_ledger import buffer, claim
 from timelyml.ml.controller.memory import Memory
@@ -65,7 +65,9 @@ def test_memory_that_a_slice_reserves_is_kept_from_values_of_other_clients():
     (large,), _ = world.call("g", theirs, kept[:2], client=2)
     (out,), _ = world.call("f", mine, xs[:1])
     world.settle()
-    assert [fates(world, 2)[x] for x in theirs_too] == [None] * 5
-    assert "does not fit beside what is reserved (24 by" in fates(world, 2)[large]
-    assert fates(world)[out] is None
+    assert [output_errors(world, 2)[x] for x in theirs_too] == [None] * 5
+    assert (
+        "does not fit beside what is reserved (24 by" in output_errors(world, 2)[large]
+    )
+    assert output_errors(world)[out] is None
     assert all(world.core.buffers.memory.ledger.where(x)[0] for x in xs)

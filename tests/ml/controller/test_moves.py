@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.ml.controller.test_core import fates, num_over, random_calls
+from tests.ml.controller.test_core import num_over, output_errors, random_calls
 from tests.ml.controller.world import World, text_of
 from timelyml.errors import PeerError
 from timelyml.ml.controller import Fetch, Fetched, Finished, Refused
@@ -83,7 +83,7 @@ def ended(world):
     assert num_over(world) == 40
     fetched = [each for each in world.heard[1] if isinstance(each, Fetched)]
     assert len(fetched) == world.num_fetches
-    return fates(world)
+    return output_errors(world)
 
 
 def assert_nothing_is_left(world, live):
@@ -131,7 +131,7 @@ def test_a_slice_moves_with_its_values_once_what_was_begun_is_over():
     assert {host for host, _ in stands(world, slice_.slice)} == {3, 4}
     (moved,) = [each for each in world.heard[1] if isinstance(each, Moved)]
     assert (moved.island, moved.devices) == ("c", stands(world, slice_.slice))
-    assert {fates(world)[out] for out in begun + later} == {None}
+    assert {output_errors(world)[out] for out in begun + later} == {None}
     assert [(out,) for out in begun + later] == [
         *world.hosts[0].launched,
         *world.hosts[3].launched,
@@ -151,7 +151,7 @@ def test_a_target_is_compiled_before_anything_stops_at_the_source():
     compiling = [key for key in world.links if key[0] == 0 or key[1] == 0]
     held = {key: world.links.pop(key) for key in compiling}
     world.settle()
-    assert fates(world)[early] is None
+    assert output_errors(world)[early] is None
     assert stands(world, slice_.slice) == ((2, 0), (2, 1))
 
     world.links.update(held)
@@ -166,7 +166,7 @@ def test_a_suspended_slice_keeps_calls_and_gives_its_values():
     (before,), _ = world.call("f", slice_, [x], size=4)  # not yet compiled
     request = change(world, slice_.slice, "suspend")
     world.settle()
-    assert fates(world)[before] is None
+    assert output_errors(world)[before] is None
     assert answers(world)[request] is None
     assert set(world.core.buffers.memory.ledger.used_bytes().values()) == {0}
 
@@ -177,13 +177,13 @@ def test_a_suspended_slice_keeps_calls_and_gives_its_values():
     (after,), _ = world.call("g", other, [put])
     world.settle()
     assert [e.error for e in world.heard[1] if isinstance(e, Fetched)] == [None]
-    assert fates(world)[elsewhere] is None
-    assert not {here, after} & fates(world).keys()
+    assert output_errors(world)[elsewhere] is None
+    assert not {here, after} & output_errors(world).keys()
 
     request = change(world, slice_.slice, "resume")
     world.settle()
     assert answers(world)[request] is None
-    assert fates(world)[here] is fates(world)[after] is None
+    assert output_errors(world)[here] is output_errors(world)[after] is None
 
 
 def test_withdrawn_devices_are_free_once_their_slices_are_elsewhere():
@@ -334,7 +334,7 @@ def test_what_other_hosts_have_survives_the_death_of_one():
         world.call("f", narrow, [alone])[0][0],
     ]
     world.settle()
-    assert [fates(world)[out] for out in outs] == [None, None]
+    assert [output_errors(world)[out] for out in outs] == [None, None]
     assert world.dismissed == {host}
 
 
@@ -349,7 +349,7 @@ def test_an_island_forms_anew_with_fewer_or_more_hosts(num_hosts):
     world.settle()
 
     assert answers(world)[99] is None
-    assert fates(world)[out] is fates(world)[later] is None
+    assert output_errors(world)[out] is output_errors(world)[later] is None
     assert world.dismissed == {0, 1}
     world.say(1, AskDevices(100))
     assert len(world.heard[1][-1].devices) == 2 * num_hosts
@@ -368,5 +368,5 @@ def test_an_island_that_cannot_form_anew_is_lost_by_name():
     (out,), _ = world.call("f", slice_, [x], size=4)
     put = world.put(slice_)
     world.settle()
-    assert "is lost with island 'a'" in fates(world)[out]
-    assert "gone with its island 'a'" in fates(world)[put]
+    assert "is lost with island 'a'" in output_errors(world)[out]
+    assert "gone with its island 'a'" in output_errors(world)[put]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.ml.controller.test_core import fates, num_over, random_calls
+from tests.ml.controller.test_core import num_over, output_errors, random_calls
 from tests.ml.controller.world import World
 from timelyml.errors import PeerError
 from timelyml.ml.controller.messages import CancelCalls
@@ -39,7 +39,7 @@ def test_calls_of_one_order_end_as_others_when_some_fail(seed):
 
     assert num_over(world) == 60
     assert not world.core._calls._last
-    found = fates(world)
+    found = output_errors(world)
     for out, fate in expected.items():
         assert found[out] in (fate or {None}), out
 
@@ -90,9 +90,9 @@ def test_what_is_cancelled_lets_those_after_it_in_its_order_go(is_begun):
     world.settle()
 
     assert late.launched() == [late.after]
-    assert "was cancelled" in fates(world)[late.taking[0]]
+    assert "was cancelled" in output_errors(world)[late.taking[0]]
     assert not world.core._calls._last
-    assert fates(world)[late.after[0]] is None
+    assert output_errors(world)[late.after[0]] is None
 
 
 def test_an_island_that_dies_lets_those_go_that_came_after_what_needed_it():
@@ -101,7 +101,7 @@ def test_an_island_that_dies_lets_those_go_that_came_after_what_needed_it():
     world.lose(0, PeerError("worker 0 was killed"))
     world.settle()
 
-    found = fates(world)
+    found = output_errors(world)
     assert found[late.taking[0]] is not None
     assert found[late.after[0]] is None
     assert num_over(world) == 42

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from tests.ml.controller.test_core import fates, num_over
+from tests.ml.controller.test_core import num_over, output_errors
 from tests.ml.controller.world import FLOAT, World, computation, failure, text_of
 from timelyml.errors import PeerError
 from timelyml.ml.controller import CallProgram, Fetch, Register, RegisterProgram
@@ -101,9 +101,9 @@ def test_of_calls_that_travel_together_only_what_is_meant_is_cancelled(
     maker = traced.nodes[results[0].node].computation.identity
     for out, ref in zip(outs, results, strict=True):
         is_meant = maker in traced.ancestors[ref.node] or not is_collected
-        assert ("a call was cancelled" in str(fates(world)[out])) is is_meant
-        assert is_meant or fates(world)[out] is None
-    assert "a call was cancelled" in fates(world)[later]
+        assert ("a call was cancelled" in str(output_errors(world)[out])) is is_meant
+        assert is_meant or output_errors(world)[out] is None
+    assert "a call was cancelled" in output_errors(world)[later]
     world.release((*inputs, *outs, later))
     world.settle()
     check_nothing_is_left(world)
@@ -179,7 +179,7 @@ def test_errors_reach_exactly_the_results_that_depend_on_them(seed):
     world.settle()
 
     assert num_over(world) == 20 + sum(texts is None for texts in expected.values())
-    found = fates(world)
+    found = output_errors(world)
     for out, texts in expected.items():
         if texts is not None:
             assert found[out] in (texts or {None})
@@ -211,7 +211,7 @@ def test_a_client_that_leaves_in_the_middle_of_programs_harms_no_other(seed):
     world.core.leave(1)
     world.settle()
 
-    assert {fates(world, 2)[out] for out in outs} == {None}
+    assert {output_errors(world, 2)[out] for out in outs} == {None}
     assert num_over(world, 2) == 6
     assert not any(e.client == 1 for e in entries_of(world))
     world.core.leave(2)
@@ -246,7 +246,7 @@ def test_the_loss_of_an_island_leaves_what_does_not_depend_on_it(seed):
         if call.slice in on_lost
     }
     lost_args = {-1 - x.position for x in program.inputs if x.value.slice in on_lost}
-    found = fates(world)
+    found = output_errors(world)
     assert num_over(world) == 4
     for call in outs:
         for out, ref in zip(call, dict.fromkeys(program.results), strict=True):
@@ -394,7 +394,7 @@ def test_unknown_programs_and_wrong_inputs_fail_only_the_call():
     world.say(1, Fetch(bad[1]))
     world.settle()
 
-    found = {**fates(world), **fates(world, 2)}
+    found = {**output_errors(world), **output_errors(world, 2)}
     assert found[good] is None
     assert "is not registered" in found[bad[0]]
     assert "lies otherwise" in found[bad[1]]

@@ -36,9 +36,9 @@ from timelyml.ml.functions import (
     Settings,
 )
 from timelyml.ml.hosts import (
+    AbandonSlices,
     Arrived,
     Compiled,
-    CutOff,
     Done,
     Formed,
     Gone,
@@ -50,14 +50,14 @@ from timelyml.ml.hosts import (
     Piece,
     Pieces,
     Present,
+    RemapSlice,
     Reports,
     SliceMade,
     Spilled,
-    Stand,
     boxes_by_device,
 )
 from timelyml.ml.hosts.boxes import size_of
-from timelyml.ml.hosts.losses import Losses
+from timelyml.ml.hosts.lost_peers import LostPeers
 from timelyml.ml.hosts.plans import plan_for
 from timelyml.ml.scheduling import LaunchGate
 from timelyml.runtime.failure import pack_error, unpack_error
@@ -109,14 +109,14 @@ class FakeHost:
     spills: set = field(default_factory=set)
     copies: dict = field(default_factory=dict)
     sizes: dict = field(default_factory=dict)  # number -> slice, bytes on a device
-    cut_off: set = field(default_factory=set)  # slices
+    abandoned: set = field(default_factory=set)  # slices
     senders: dict = field(default_factory=dict)
     lost: set = field(default_factory=set)
     on_host: set = field(default_factory=set)  # expected, to be copies
     taken: set = field(default_factory=set)  # given to a launch, not released yet
     plans: dict = field(default_factory=dict)
     runs: dict = field(default_factory=dict)  # calls of programs, by name
-    losses: Losses = field(default_factory=lambda: Losses(math.inf))
+    lost_peers: LostPeers = field(default_factory=lambda: LostPeers(math.inf))
     gone: dict = field(default_factory=dict)  # hosts that were lost, and why
 
     def __post_init__(self):
@@ -137,14 +137,14 @@ class FakeHost:
                 self.add(body)
             case Leave():
                 self.leave(body)
-            case CutOff():
-                self.cut_off.update(body.slices)
+            case AbandonSlices():
+                self.abandoned.update(body.slices)
             case Gone():
-                self.losses.explain(body)
+                self.lost_peers.explain(body)
             case Formed():
                 self.tell(Present("cpu", "cpu", DEVICES))
-            case Stand():
-                self.stand(body)
+            case RemapSlice():
+                self.remap(body)
             case Orders():
                 self.take_orders(body)
         self.advance()
@@ -209,8 +209,8 @@ class FakeHost:
 
     def leave(self, leave):
         """Send copies of what moves; nothing else of it is left, unless it is cut off."""
-        is_cut_off = leave.slice in self.cut_off
-        there = self.copies | (self.buffers if is_cut_off else {})
+        is_abandoned = leave.slice in self.abandoned
+        there = self.copies | (self.buffers if is_abandoned else {})
         for export in leave.exports:
             self.export(export, there[export.buffer])
         for number in leave.buffers:
@@ -222,7 +222,7 @@ class FakeHost:
 
     def give_up(self):
         """Go on without copies that hosts would have sent which are gone."""
-        for gone in self.losses.lost(0.0):
+        for gone in self.lost_peers.lost(0.0):
             error = BufferLostError(f"lost with island {gone.island!r}; {gone.reason}")
             self.gone[gone.host] = pack_error(error)
         for peer, error in self.gone.items():
@@ -233,10 +233,10 @@ class FakeHost:
                     self.lost.add(number)
                     self.add(Pieces(number, (), error))
 
-    def stand(self, stand):
-        made = self.slices.pop(stand.stand)
-        self.slices[stand.slice] = replace(made, name=stand.slice)
-        for expect in stand.expects:
+    def remap(self, remap):
+        made = self.slices.pop(remap.target)
+        self.slices[remap.slice] = replace(made, name=remap.slice)
+        for expect in remap.expects:
             self.expect(expect)
 
     def export(self, export, error):
@@ -331,14 +331,14 @@ class FakeHost:
             scratch = prepare.slice, TEMPORARY_BYTES + sum(copied)
             error = error or self.world.failures.get(prepare.computation)
             errors = ((0, error),) if error else ()
-            fates = dict.fromkeys(prepare.outs, error)
+            output_errors = dict.fromkeys(prepare.outs, error)
             self.running.append(
-                Running(ticket.sequence, prepare.outs, errors, fates, scratch)
+                Running(ticket.sequence, prepare.outs, errors, output_errors, scratch)
             )
 
     def finish(self):
         running = self.running.popleft()
-        for out, error in running.fates.items():
+        for out, error in running.output_errors.items():
             if out in self.buffers:
                 self.buffers[out] = error
         self.launch(self.gate.finish(running.sequence))
@@ -467,7 +467,7 @@ class World:
         self.dead.add(host)
         for each in self.hosts.values():
             if each.index != host:
-                each.losses.broke(host, "the link broke", 0.0)
+                each.lost_peers.broke(host, "the link broke", 0.0)
                 each.advance()
 
     def start_hosts(self, wanted):

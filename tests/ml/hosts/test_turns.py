@@ -62,7 +62,7 @@ def test_a_launch_that_waits_holds_up_those_after_it_and_not_who_launches():
     assert launches.begun == [0, 1, 2]
 
 
-def test_nothing_is_waited_for_on_slices_that_are_cut_off():
+def test_nothing_is_waited_for_on_slices_that_are_abandoned():
     last = Counts()
     launches = Launches({0: [Counts(), Counts()], 1: [Counts()], 2: [last]})
     launches.take("a", "a", "b")

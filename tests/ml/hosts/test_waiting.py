@@ -115,7 +115,7 @@ def test_what_another_slice_on_the_same_devices_took_is_over_with_that():
     assert [each.done.sequence for each in said] == [1, 0, 2]
 
 
-def test_what_was_cut_off_is_not_told_by_another_slice():
+def test_what_was_abandoned_is_not_told_by_another_slice():
     said, lines = [], Lines()
     mine, other = [
         Waiter(

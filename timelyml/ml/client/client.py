@@ -26,7 +26,7 @@ from timelyml.ml.client.releases import Releases
 from timelyml.ml.client.resources import Resources
 from timelyml.ml.client.sharing import held, numbers_of, put_together, taken_apart
 from timelyml.ml.client.slices import Slice, SliceSharding, check_axes
-from timelyml.ml.controller.clients import Wishes
+from timelyml.ml.controller.clients import ClientOptions
 from timelyml.ml.controller.messages import (
     AskObjects,
     AskSlice,
@@ -350,7 +350,7 @@ class Client:
             TimelyError: The client has ended.
         """
         self._inbox.check()
-        link = self._link.another(Wishes(weight, priority))
+        link = self._link.another(ClientOptions(weight, priority))
         return Client(link, max_unfinished_calls=self._inbox.max_unfinished_calls)
 
     def close(self) -> None:

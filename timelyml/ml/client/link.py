@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from timelyml.ml.controller.clients import Wishes
+from timelyml.ml.controller.clients import ClientOptions
 
 
 class Link(Protocol):
@@ -20,7 +20,7 @@ class Link(Protocol):
     def send(self, message: Any) -> None:
         """Send a message; never blocks."""
 
-    def another(self, wishes: Wishes) -> Link:
+    def another(self, options: ClientOptions) -> Link:
         """Return a way for another client, which ends nothing but itself."""
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 from timelyml.ml.client.client import Client
 from timelyml.ml.client.islands import SERVICE, IslandOptions, start_islands
-from timelyml.ml.controller.clients import Wishes
+from timelyml.ml.controller.clients import ClientOptions
 from timelyml.ml.controller.service import ControllerService
 from timelyml.runtime.cluster import Cluster
 
@@ -18,14 +18,18 @@ class LocalLink:
     Args:
         cluster: Where the service runs.
         owns_cluster: Whether the cluster ends with it.
-        wishes: What the client is to be given of device time.
+        options: What the client is to be given of device time.
     """
 
     def __init__(
-        self, cluster: Cluster, *, owns_cluster: bool, wishes: Wishes | None = None
+        self,
+        cluster: Cluster,
+        *,
+        owns_cluster: bool,
+        options: ClientOptions | None = None,
     ) -> None:
         self._cluster = cluster
-        self._wishes = wishes or Wishes()
+        self._options = options or ClientOptions()
         self._owns_cluster = owns_cluster
         self._service: ControllerService = cluster.service(SERVICE)
         self._client = 0
@@ -36,17 +40,17 @@ class LocalLink:
         Raises:
             AdmissionError: It has as many clients as it takes.
         """
-        wishes = self._wishes
-        self._client = self._service.connect(receive, wishes.weight, wishes.priority)
+        options = self._options
+        self._client = self._service.connect(receive, options.weight, options.priority)
         return self._client, self._service.max_calls
 
     def send(self, message: Any) -> None:
         """Hand a message over."""
         self._service.submit(self._client, message)
 
-    def another(self, wishes: Wishes) -> LocalLink:
+    def another(self, options: ClientOptions) -> LocalLink:
         """Return a way for another client, which leaves the cluster alone."""
-        return LocalLink(self._cluster, owns_cluster=False, wishes=wishes)
+        return LocalLink(self._cluster, owns_cluster=False, options=options)
 
     def close(self) -> None:
         """Leave the service, and end the cluster if it is its own."""

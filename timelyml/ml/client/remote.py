@@ -12,8 +12,8 @@ from typing import Any
 from timelyml.errors import ConfigError, PeerError, PeerLostError, TimelyError
 from timelyml.exchange import CONTROLLER, AccessKey, Lane, LinkFailure
 from timelyml.ml.client.client import Client
-from timelyml.ml.controller.clients import Wishes
-from timelyml.ml.controller.gate import GateAddress, Join, Joined, TurnedAway
+from timelyml.ml.controller.clients import ClientOptions
+from timelyml.ml.controller.gate import GateAddress, Join, Joined, JoinRefused
 from timelyml.ml.controller.messages import Closed
 from timelyml.runtime.failure import pack_error, unpack_error
 
@@ -44,13 +44,15 @@ class RemoteLink:
     Args:
         where: The file or the address, for people.
         address: How to reach it.
-        wishes: The client's share of device time, and its priority.
+        options: The client's share of device time, and its priority.
     """
 
-    def __init__(self, where: str, address: GateAddress, wishes: Wishes) -> None:
+    def __init__(
+        self, where: str, address: GateAddress, options: ClientOptions
+    ) -> None:
         self._where = where
         self._address = address
-        self._wishes = wishes
+        self._options = options
         self._outbox: deque[Any] = deque()
         self._answered = threading.Event()
         self._is_closing = threading.Event()
@@ -71,8 +73,8 @@ class RemoteLink:
         """
         self._receive = receive
         self._thread.start()
-        wishes = self._wishes
-        self.send(Join(self._transport.endpoint, wishes.weight, wishes.priority))
+        options = self._options
+        self.send(Join(self._transport.endpoint, options.weight, options.priority))
         self._answered.wait(JOIN_TIMEOUT_S)
         if self._joined is None:
             self.close()
@@ -84,9 +86,9 @@ class RemoteLink:
         self._outbox.append(message)
         self._transport.wake()
 
-    def another(self, wishes: Wishes) -> RemoteLink:
+    def another(self, options: ClientOptions) -> RemoteLink:
         """Return a way for another client."""
-        return RemoteLink(self._where, self._address, wishes)
+        return RemoteLink(self._where, self._address, options)
 
     def close(self) -> None:
         """Leave; whoever waits for something hears of it."""
@@ -115,7 +117,7 @@ class RemoteLink:
         if isinstance(message, Joined):
             self._joined = message
             self._answered.set()
-        elif isinstance(message, TurnedAway):
+        elif isinstance(message, JoinRefused):
             self._error = unpack_error(message.error)
             self._answered.set()
         else:
@@ -162,8 +164,8 @@ def connect(
         AdmissionError: The server has as many clients as it takes.
         PeerError: Nobody serves there, or not to who has this key.
     """
-    wishes = Wishes(weight, priority)
-    return Client(RemoteLink(str(address), gate_address(address, key), wishes))
+    options = ClientOptions(weight, priority)
+    return Client(RemoteLink(str(address), gate_address(address, key), options))
 
 
 def random_peer() -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from timelyml.errors import PeerError
 from timelyml.ml.controller.records import Outbox
-from timelyml.ml.hosts import Arrived, Formed, Unwelcome
+from timelyml.ml.hosts import Arrived, Formed, HostRefused
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ class Arrivals:
         return min(self._deadlines.values(), default=None)
 
     def _turn_away(self, host: int, reason: str) -> None:
-        self._outbox.send(host, Unwelcome(reason))
+        self._outbox.send(host, HostRefused(reason))
 
     def _new_name(self) -> str:
         taken = {*self._names(), *self._forming}

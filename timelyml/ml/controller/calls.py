@@ -157,11 +157,14 @@ class Calls:
             work.error = work.error or done.errors[0][1]
         return bool(done.errors)
 
-    def fates(self, work: CallRecord) -> dict[int, bytes]:
+    def output_errors(self, work: CallRecord) -> dict[int, bytes]:
         """Return the error of a call for all that it returns, if it has one."""
-        self._let_pass(work)
         error = error_of(work.uses) or work.error
         return {} if error is None else dict.fromkeys(work.outs, error)
+
+    def ended(self, work: CallRecord) -> None:
+        """Have nothing wait for a call any more."""
+        self._let_pass(work)
 
     def forget(self, work: CallRecord) -> None:
         """Have hosts drop a call that will not be launched."""

@@ -11,12 +11,12 @@ from timelyml.ml.controller.usage import DeviceTime
 from timelyml.ml.controller.work import Work
 from timelyml.ml.scheduling import Effect, GangScheduler, Islands
 
-_MAX_WISH = 1 << 31
+_MAX_NUMBER = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """What a client wishes of the schedulers.
+class ClientOptions:
+    """What a client asks of the schedulers.
 
     Attributes:
         weight: Its share of device time, under the policy "share".
@@ -55,7 +55,7 @@ class Clients:
     def __init__(self, islands: Islands, device_time: DeviceTime) -> None:
         self._islands = islands
         self._device_time = device_time
-        self._clients: dict[int, Wishes] = {}
+        self._clients: dict[int, ClientOptions] = {}
 
     def __contains__(self, client: object) -> bool:
         return client in self._clients
@@ -63,12 +63,12 @@ class Clients:
     def __iter__(self) -> Iterator[int]:
         return iter(self._clients)
 
-    def join(self, client: int, wishes: Wishes) -> None:
+    def join(self, client: int, options: ClientOptions) -> None:
         """Admit a client on all islands."""
-        self._clients[client] = wishes
-        self._device_time.join(client, wishes.weight, wishes.priority)
+        self._clients[client] = options
+        self._device_time.join(client, options.weight, options.priority)
         for scheduler in self._islands.schedulers.values():
-            scheduler.join(str(client), weight=wishes.weight)
+            scheduler.join(str(client), weight=options.weight)
 
     def leave(self, client: int) -> None:
         """Forget a client; what it has waiting is for `drop` to end."""
@@ -107,4 +107,4 @@ class Clients:
 def _is_whole(number: object) -> bool:
     if not isinstance(number, int) or isinstance(number, bool):
         return False
-    return -_MAX_WISH < number < _MAX_WISH
+    return -_MAX_NUMBER < number < _MAX_NUMBER

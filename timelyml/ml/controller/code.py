@@ -25,7 +25,7 @@ class Code:
         self._computations: dict[str, Computation] = {}
         self._pickled: dict[str, bytes] = {}
         self._sent: dict[int, set[str]] = {}
-        self._stood: dict[str, str] = {}  # what hosts called slices before they stood
+        self._remapped: dict[str, str] = {}  # what hosts called slices until then
         self._targets: dict[
             str, SliceRecord
         ] = {}  # of slices that move, by their names
@@ -55,9 +55,9 @@ class Code:
         for identity in slice_.loaded:
             self._load(identity, target)
 
-    def stand(self, slice_: SliceRecord) -> None:
+    def remapped(self, slice_: SliceRecord) -> None:
         """Take note that a slice is about to be where its target is."""
-        self._stood[slice_.name] = self._targets.pop(slice_.name).name
+        self._remapped[slice_.name] = self._targets.pop(slice_.name).name
 
     def unaim(self, slice_: SliceRecord) -> None:
         """Compile for nowhere else any more."""
@@ -65,7 +65,7 @@ class Code:
 
     def forget(self, slice_name: str) -> None:
         """Take note that a slice is gone."""
-        self._stood.pop(slice_name, None)
+        self._remapped.pop(slice_name, None)
 
     def is_ready(self, target: SliceRecord) -> bool:
         """Whether all that was to be compiled for a target is."""
@@ -98,6 +98,6 @@ class Code:
         """Return the slice, or target of one, that hosts know by a name."""
         if (slice_ := self._slices.get(name)) is not None:
             return slice_
-        stood = (self._slices[x] for x, of in self._stood.items() if of == name)
+        remapped = (self._slices[x] for x, of in self._remapped.items() if of == name)
         targets = (each for each in self._targets.values() if each.name == name)
-        return next(stood, None) or next(targets, None)
+        return next(remapped, None) or next(targets, None)

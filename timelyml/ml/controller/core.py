@@ -19,7 +19,7 @@ from timelyml.ml.controller.arrivals import Arrivals, has_left
 from timelyml.ml.controller.buffers import Buffers
 from timelyml.ml.controller.calls import Calls
 from timelyml.ml.controller.checks import check_message
-from timelyml.ml.controller.clients import Wishes
+from timelyml.ml.controller.clients import ClientOptions
 from timelyml.ml.controller.code import Code
 from timelyml.ml.controller.dispatching import Dispatch
 from timelyml.ml.controller.flow_runs import MAX_PARTS_AHEAD
@@ -133,7 +133,7 @@ class Core:
 
     def join(self, client: int, *, weight: int = 1, priority: int = 0) -> None:
         """Admit a client; numbers begin at 1."""
-        self._clients.join(client, Wishes(weight, priority))
+        self._clients.join(client, ClientOptions(weight, priority))
 
     def leave(self, client: int) -> None:
         """Forget a client and all that is its own; what is ordered runs to its end."""

@@ -175,7 +175,7 @@ class Cut:
 
 
 @dataclass(slots=True)
-class Known:
+class RegisteredProgram:
     """A program that a client registered.
 
     Attributes:
@@ -201,7 +201,7 @@ class Known:
     outputs: list[Value] = field(default_factory=list)
     destroyed: tuple[int, ...] = ()
     codes: tuple[tuple[str, str], ...] = ()
-    stands: tuple[object, ...] = ()
+    placements: tuple[object, ...] = ()
     lowered: LoweredProgram | None = None
     cuts: dict[int, Cut] = field(default_factory=dict)
     launch_ns: float = 0.0
@@ -231,9 +231,9 @@ class Known:
         """What each of its inputs has to be."""
         return [each.value for each in self.inputs]
 
-    def stand(self, lowered: LoweredProgram, stands: tuple[object, ...]) -> None:
+    def place(self, lowered: LoweredProgram, placements: tuple[object, ...]) -> None:
         """Take note of what the program is where its slices stand now."""
-        self.lowered, self.stands = lowered, stands
+        self.lowered, self.placements = lowered, placements
         self.cuts.clear()
 
     def scratch(self, code: Code, slices: Mapping[str, SliceRecord]) -> dict[str, int]:

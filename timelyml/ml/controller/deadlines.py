@@ -43,8 +43,8 @@ class Timed:
         work, error = self.work, self.error()
         packed = pack_error(error)
         work.owner.overdue(work, self.gang, packed)
-        fates = work.owner.fates(work)
-        late = [x for x in work.results if fates.get(x.buffer.number) == packed]
+        errors = work.owner.output_errors(work)
+        late = [x for x in work.results if errors.get(x.buffer.number) == packed]
         for entry in late:
             buffers.fail(entry, packed)
         outs = tuple(entry.buffer.number for entry in late)

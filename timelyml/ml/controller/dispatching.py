@@ -27,7 +27,7 @@ from timelyml.ml.controller.readers import Readers
 from timelyml.ml.controller.records import Outbox, SliceRecord
 from timelyml.ml.controller.turns import InTurn
 from timelyml.ml.controller.usage import DeviceTime
-from timelyml.ml.controller.work import Work, is_heir, news_of
+from timelyml.ml.controller.work import Work, is_final_part, news_of
 from timelyml.ml.hosts import Done
 from timelyml.ml.scheduling import (
     Effect,
@@ -97,9 +97,7 @@ class Dispatch:
         self._soon(self._claim, [work.program])
 
     def take(self, work: Work, outputs: Iterable[Buffer]) -> None:
-        """Take work that does nothing itself; its owner starts its parts one by one.
-
-        The last of them, its `heir`, ends it.
+        """Take work made of parts, which its owner starts; the `final_part` ends it.
 
         Raises:
             AdmissionError: As `start`.
@@ -205,7 +203,7 @@ class Dispatch:
             self._pending.popleft()
 
     def _cancel(self, work: Work, error: bytes) -> None:
-        if work.program not in self._works or work.is_ordered or work.heir is not None:
+        if work.is_ordered or work.final_part or work.program not in self._works:
             return
         if work.is_begun:
             work.error = work.error or error
@@ -261,7 +259,7 @@ class Dispatch:
             partial(self._drop, work),
         )
         self._soon(self._claim, self._unknown.provide(work.program))
-        if is_heir(work):
+        if is_final_part(work):
             work.parent.is_claimed = True
             self._soon(self._claim, self._unknown.provide(work.parent.program))
 
@@ -300,7 +298,7 @@ class Dispatch:
             return []
         self._readers.remove(work)
         opened = self._open_dependants(work)
-        if is_heir(work):
+        if is_final_part(work):
             work.parent.is_ordered = True
             self._readers.remove(work.parent)
             opened += self._open_dependants(work.parent)
@@ -342,30 +340,31 @@ class Dispatch:
     def settle(self, work: Work) -> None:
         """Say what became of the results of work."""
         del self._works[work.program]
-        if work.parent is None or is_heir(work):
+        if work.parent is None or is_final_part(work):
             self._buffers.admission.end_call(work.client)
         self._barriers.passed(work)
-        fates = work.owner.fates(work)
+        errors = work.owner.output_errors(work)
+        work.owner.ended(work)
         good = []
         for entry in work.results:
             if entry.state is BufferState.FAILED:
                 continue  # lost with its island, as its client has heard
-            if (out := entry.buffer.number) in fates:
-                self._buffers.fail(entry, fates[out])
+            if (out := entry.buffer.number) in errors:
+                self._buffers.fail(entry, errors[out])
             else:
                 good.append(out)
         self._buffers.follow(self._buffers.directory.ready(good))
-        if work.parent is not None and not is_heir(work):
-            self._parts_over.append((work, fates))
+        if work.parent is not None and not is_final_part(work):
+            self._parts_over.append((work, errors))
             self._end(work)
             return
-        for error in dict.fromkeys(fates.values()):
-            outs = tuple(out for out in work.outs if fates.get(out) == error)
+        for error in dict.fromkeys(errors.values()):
+            outs = tuple(out for out in work.outs if errors.get(out) == error)
             self._outbox.tell(work.client, Failed(0, outs, error))
         is_alone = self.clients.is_alone(work, self._slices)
         self._outbox.finished(work.client, news_of(work, good, is_alone=is_alone))
         self._end(work)
-        if is_heir(work):
+        if is_final_part(work):
             del self._works[work.parent.program]
             self._end(work.parent)
 

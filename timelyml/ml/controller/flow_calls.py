@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from timelyml.ml.controller.cuts import Known
+from timelyml.ml.controller.cuts import RegisteredProgram
 from timelyml.ml.controller.work import Work
 from timelyml.ml.programs import Value
 from timelyml.ml.programs.flows import WholeFlow
@@ -14,7 +14,7 @@ from timelyml.ml.scheduling import Dispatch
 from timelyml.ml.store import Entry
 
 
-class KnownFlow:
+class RegisteredFlow:
     """A flow that a client registered.
 
     Attributes:
@@ -29,7 +29,8 @@ class KnownFlow:
         self.whole = whole
         self.given = given
         self.parts = {
-            each.identity: Known(each, when, given=()) for each in whole.programs()
+            each.identity: RegisteredProgram(each, when, given=())
+            for each in whole.programs()
         }
 
     @property
@@ -60,13 +61,13 @@ class FlowRecord:
     Attributes:
         held: Every buffer that it keeps alive, by number: what it was given, and what
             its parts made.
-        heir: Its last part, once that has begun.
+        final_part: Its last part, once that has begun.
     """
 
     program: str
     client: int
     owner: Any
-    known: KnownFlow
+    known: RegisteredFlow
     args: list[Entry]
     outs: tuple[int, ...]
     held: dict[int, Entry]
@@ -81,7 +82,7 @@ class FlowRecord:
     dependants: list[tuple[str, int, int]] = field(default_factory=list)
     error: bytes | None = None
     values: dict[int, Any] = field(default_factory=dict)
-    heir: Work | None = None
+    final_part: Work | None = None
     parent: None = None
     is_apart: bool = True
     is_in_turn: bool = False

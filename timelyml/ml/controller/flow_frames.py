@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from timelyml.ml.controller.cuts import Known
+from timelyml.ml.controller.cuts import RegisteredProgram
 from timelyml.ml.controller.work import Work
 from timelyml.ml.programs import Value
 from timelyml.ml.programs.flows import (
@@ -31,7 +31,7 @@ class Parts(Protocol):
     def part(
         self,
         whole: Work,
-        known: Known,
+        known: RegisteredProgram,
         args: list[Entry],
         outputs: Sequence[Buffer],
         taken: Collection[int],

@@ -82,12 +82,12 @@ class FlowRun:
         inputs = [each.buffer.number for each in self.record.args]
         self.advance(self.open(self._known.whole.flow, "", inputs, self._finish))
 
-    def over(self, part: Work, fates: Mapping[int, bytes]) -> None:
+    def over(self, part: Work, errors: Mapping[int, bytes]) -> None:
         """Take note of what a part made."""
         self._num_parts -= 1
         for out in part.outs:
             if out in self.record.held:  # or nobody needs it any more
-                self._hear(out, fates.get(out, part.values.get(out)))
+                self._hear(out, errors.get(out, part.values.get(out)))
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             waiter()
@@ -376,7 +376,7 @@ class FlowRun:
             self._dispatch.cancel(lambda work: work is record, refused)
             return
         part.results = list(record.results)
-        record.heir = part
+        record.final_part = part
         self._dispatch.start(part, ())
         self.drop(numbers)
 

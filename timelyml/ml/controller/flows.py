@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from timelyml.ml.controller.buffers import Buffers
 from timelyml.ml.controller.dispatching import Dispatch
-from timelyml.ml.controller.flow_calls import FlowRecord, KnownFlow
+from timelyml.ml.controller.flow_calls import FlowRecord, RegisteredFlow
 from timelyml.ml.controller.flow_frames import Parts
 from timelyml.ml.controller.flow_runs import FlowRun
 from timelyml.ml.controller.records import SliceRecord
@@ -47,7 +47,7 @@ class Flows:
         self,
         name: str,
         client: int,
-        known: KnownFlow,
+        known: RegisteredFlow,
         args: list[Entry],
         outputs: list[Buffer],
     ) -> None:
@@ -63,10 +63,10 @@ class Flows:
 
     def go_on(self) -> None:
         """Take the next steps of flows whose parts are over."""
-        for part, fates in self._dispatch.parts_over():
+        for part, errors in self._dispatch.parts_over():
             run = self._runs.get(part.parent.program)
             if run is not None:
-                run.over(part, fates)
+                run.over(part, errors)
                 self._forget_if_over(run)
 
     def refusal(self, work: FlowRecord) -> bytes | None:
@@ -74,10 +74,13 @@ class Flows:
         errors = (self._slices[name].error for name in work.slices)
         return next((error for error in errors if error is not None), None)
 
-    def fates(self, work: FlowRecord) -> dict[int, bytes]:
+    def output_errors(self, work: FlowRecord) -> dict[int, bytes]:
         """Return the error of all outputs: it ends by itself only if it was cancelled."""
-        self._runs.pop(work.program, None)
         return {} if work.error is None else dict.fromkeys(work.outs, work.error)
+
+    def ended(self, work: FlowRecord) -> None:
+        """Take no more steps of a flow."""
+        self._runs.pop(work.program, None)
 
     def _forget_if_over(self, run: FlowRun) -> None:
         if run.is_over:

@@ -68,7 +68,7 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnedAway:
+class JoinRefused:
     """The client is not admitted; `error` is pickled."""
 
     error: bytes
@@ -89,7 +89,7 @@ class Invited:
 
 
 MESSAGES: tuple[type, ...] = (
-    Join, Joined, TurnedAway, AskInvitation, Invited, *REQUESTS, *ANSWERS, *NEWS,
+    Join, Joined, JoinRefused, AskInvitation, Invited, *REQUESTS, *ANSWERS, *NEWS,
 )  # fmt: skip
 """What the codec between clients and gate encodes; in this order on both sides."""
 
@@ -245,7 +245,7 @@ class ClientGate:
                 lambda body: self._say(peer, body), message.weight, message.priority
             )
         except TimelyError as error:
-            self._say(peer, TurnedAway(pack_error(error)))
+            self._say(peer, JoinRefused(pack_error(error)))
             return
         self._clients[peer] = client
         self._say(peer, Joined(client, self._service.max_calls))

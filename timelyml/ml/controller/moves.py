@@ -15,7 +15,15 @@ from timelyml.ml.controller.code import Code
 from timelyml.ml.controller.dispatching import Dispatch
 from timelyml.ml.controller.records import Outbox, SliceRecord
 from timelyml.ml.controller.resource_messages import Moved
-from timelyml.ml.hosts import CutOff, Expect, Export, Leave, SliceMade, Stand, cover
+from timelyml.ml.hosts import (
+    AbandonSlices,
+    Expect,
+    Export,
+    Leave,
+    RemapSlice,
+    SliceMade,
+    cover,
+)
 from timelyml.ml.resources import Remapped, ResourceEffect, ResourceManager, Vacate
 from timelyml.ml.store import Buffer, BufferState, Entry
 
@@ -91,7 +99,7 @@ class Moves:
     def vacate(self, effect: Vacate) -> None:
         """Let what has its memory come to its end, and nothing else begin."""
         slice_ = self._slices[effect.slice]
-        if slice_.is_cut_off:
+        if slice_.is_abandoned:
             self._emptying[slice_.name] = effect.ticket
             self._vacant.append(slice_.name)
             return
@@ -110,7 +118,7 @@ class Moves:
         """Let a slice stand on its target, with what lay on it."""
         slice_ = self._slices[effect.slice]
         target = self._targets.pop(slice_.name).record
-        self._code.stand(slice_)
+        self._code.remapped(slice_)
         entries = self._buffers.directory.on(slice_.name)
         transfers = self._transfers_of(slice_, target, entries)
         before = self._living(slice_.hosts)
@@ -124,12 +132,12 @@ class Moves:
                 self._outbox.book(host).dropped.append(slice_.name)
         for host in target.hosts:
             expects = tuple(transfers.expects.get(host, ()))
-            self._outbox.send(host, Stand(slice_.name, target.name, expects))
+            self._outbox.send(host, RemapSlice(slice_.name, target.name, expects))
         schedulers = self._dispatch.islands.schedulers
         if slice_.order in schedulers:
             schedulers[slice_.order].unplace(slice_.name)
         self._dispatch.num_moves += 1  # or work might begin where the slice was
-        slice_.stand(target)
+        slice_.remap(target)
         schedulers[slice_.order].place(slice_.name, slice_.devices_by_host)
         expected = {x.buffer for each in transfers.expects.values() for x in each}
         self._buffers.memory.move(slice_, self._resize(slice_, entries), expected)
@@ -138,14 +146,14 @@ class Moves:
         where = slice_.island, slice_.platform, slice_.devices
         self._outbox.tell(slice_.client, Moved(slice_.name, *where))
 
-    def cut_off(self, slice_: SliceRecord) -> None:
+    def abandon(self, slice_: SliceRecord) -> None:
         """Give up on what runs on a slice, of which hosts died or must die."""
         self._draining.pop(slice_.name, None)
         self._emptying.pop(slice_.name, None)
-        slice_.is_closed, slice_.is_leaving, slice_.is_cut_off = True, False, True
+        slice_.is_closed, slice_.is_leaving, slice_.is_abandoned = True, False, True
         self._dispatch.close(slice_, is_in_turn=False)
         for host in self._living(slice_.hosts):
-            self._outbox.send(host, CutOff((slice_.name,)))
+            self._outbox.send(host, AbandonSlices((slice_.name,)))
 
     def left(self, host: int) -> None:
         """Take a host's word that it has sent all it had of a slice."""
@@ -212,7 +220,7 @@ class Moves:
         """Whether what was cut off still counts in the scheduler, where it ends soon."""
         slice_ = self._slices[name]
         scheduler = self._dispatch.islands.schedulers.get(slice_.order)
-        return slice_.is_cut_off and scheduler is not None and scheduler.is_used(name)
+        return slice_.is_abandoned and scheduler is not None and scheduler.is_used(name)
 
     def _transfers_of(
         self, slice_: SliceRecord, target: SliceRecord, entries: Iterable[Entry]
@@ -243,7 +251,9 @@ class Moves:
         parts = cover(target.held(buffer.spec, buffer.type.shape), held)
         is_there = all(sender == part.host for sender, part in parts)
         is_there = is_there and set(target.hosts) <= set(living)
-        stays = is_there and not slice_.is_cut_off  # or it is on devices that it leaves
+        stays = (
+            is_there and not slice_.is_abandoned
+        )  # or it is on devices that it leaves
         for host in living:
             if not (stays and host in target.hosts):
                 transfers.forgotten.setdefault(host, []).append(buffer.number)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from timelyml.ml.controller.cuts import Cut, Known
+from timelyml.ml.controller.cuts import Cut, RegisteredProgram
 from timelyml.ml.controller.work import Work
 from timelyml.ml.hosts import Run
 from timelyml.ml.programs import LoweredProgram
@@ -36,7 +36,7 @@ class ProgramRecord:
     program: str
     client: int
     owner: Any
-    known: Known
+    known: RegisteredProgram
     lowered: LoweredProgram
     cut: Cut
     args: list[Entry]
@@ -63,7 +63,7 @@ class ProgramRecord:
     matrix: Any = None
 
     @property
-    def heir(self) -> None:
+    def final_part(self) -> None:
         """None: its blocks are no work of their own."""
 
     @property
@@ -127,9 +127,6 @@ class ProgramRecord:
         """Yes: what of it can run does."""
         return True
 
-    def failure(self, gang: int) -> bytes | None:
-        """Return why a gang failed, if it did, and where that is in a flow."""
-        error = self.errors.get(gang)
-        if error is None or not self.where:
-            return error
-        return placed_error(error, self.where)
+    def placed(self, error: bytes) -> bytes:
+        """Return the error of a gang with where that is in a flow."""
+        return placed_error(error, self.where) if self.where else error

@@ -15,9 +15,9 @@ from timelyml.errors import HandleError, ProgramError, TimelyError
 from timelyml.ml.controller.buffers import Buffers, no_such_slice
 from timelyml.ml.controller.code import Code
 from timelyml.ml.controller.collected import Collected
-from timelyml.ml.controller.cuts import Ancestry, Cut, Known
+from timelyml.ml.controller.cuts import Ancestry, Cut, RegisteredProgram
 from timelyml.ml.controller.dispatching import Dispatch
-from timelyml.ml.controller.flow_calls import KnownFlow
+from timelyml.ml.controller.flow_calls import RegisteredFlow
 from timelyml.ml.controller.flows import Flows
 from timelyml.ml.controller.messages import CallProgram, RegisterProgram
 from timelyml.ml.controller.program_calls import ProgramRecord
@@ -61,7 +61,7 @@ class Programs:
         self._code = code
         self._outbox = outbox
         self._lowerings = Lowerings(make=lower_again)
-        self._known: dict[tuple[int, int], Known | KnownFlow] = {}
+        self._known: dict[tuple[int, int], RegisteredProgram | RegisteredFlow] = {}
         self._cut_numbers = itertools.count(1)
         self._call_numbers = itertools.count(1)
         self.collected = Collected(buffers, outbox)
@@ -72,9 +72,9 @@ class Programs:
         when = When.SEQUENTIAL if message.is_sequential else When.PARALLEL
         program = pickle.loads(message.pickled)  # noqa: S301 - of an authenticated client
         self._known[client, message.program] = (
-            KnownFlow(program, when, message.given)
+            RegisteredFlow(program, when, message.given)
             if isinstance(program, WholeFlow)
-            else Known(program, when, message.given, message.is_collected)
+            else RegisteredProgram(program, when, message.given, message.is_collected)
         )
 
     def forget_slice(self, slice_name: str) -> None:
@@ -99,7 +99,7 @@ class Programs:
             outputs = self.outputs(message.outs, known.outputs, known.name)
             args = self._args(client, message, known)
             self._check_slices(client, known.slices)
-            if isinstance(known, KnownFlow):
+            if isinstance(known, RegisteredFlow):
                 self._flows.start(
                     f"p{next(self._call_numbers)}", client, known, args, outputs
                 )
@@ -216,27 +216,27 @@ class Programs:
         work.known.measured(done.device_ns, len(work.cut.blocks[gang].gangs))
         return False
 
-    def fates(self, work: ProgramRecord) -> dict[int, bytes]:
+    def output_errors(self, work: ProgramRecord) -> dict[int, bytes]:
         """Return the error of each output that depends on something that failed."""
         error = work.error
         if error is not None and not work.is_begun:
             return dict.fromkeys(work.outs, error)
-        for number, block in enumerate(work.cut.blocks if error is not None else ()):
-            if work.reports.get(number, 0) < len(self._slices[block.slice].hosts):
-                for gang in block.gangs:
-                    work.errors.setdefault(gang, error or b"")
-        if not work.errors and all(entry.error is None for entry in work.args):
+        failed = work.errors if error is None else self._failed(work, error)
+        if not failed and all(entry.error is None for entry in work.args):
             return {}
         ancestry = Ancestry(work.lowered)
-        fates = {}
+        output_errors = {}
         for number, out in enumerate(work.outs):
             inputs, gangs = ancestry.of(number)
             causes = [work.args[each].error for each in sorted(inputs)]
-            causes += [work.failure(each) for each in gangs]
+            causes += [work.placed(failed[each]) for each in gangs if each in failed]
             cause = next((each for each in causes if each is not None), None)
             if cause is not None:
-                fates[out] = cause
-        return fates
+                output_errors[out] = cause
+        return output_errors
+
+    def ended(self, work: ProgramRecord) -> None:
+        """Nothing is kept for a call."""
 
     def forget(self, work: ProgramRecord) -> None:
         """Have hosts drop what is left of a call."""
@@ -244,8 +244,21 @@ class Programs:
         for host in work.told:
             self._outbox.book(host).cancels.append(cancel)
 
+    def _failed(self, work: ProgramRecord, error: bytes) -> dict[int, bytes]:
+        """Return errors of gangs, those included that an error kept from running."""
+        failed = dict(work.errors)
+        for number, block in enumerate(work.cut.blocks):
+            if work.reports.get(number, 0) < len(self._slices[block.slice].hosts):
+                for gang in block.gangs:
+                    failed.setdefault(gang, error)
+        return failed
+
     def _start(
-        self, client: int, known: Known, args: list[Entry], outputs: list[Buffer]
+        self,
+        client: int,
+        known: RegisteredProgram,
+        args: list[Entry],
+        outputs: list[Buffer],
     ) -> None:
         directory = self._buffers.directory
         taken = [
@@ -261,7 +274,7 @@ class Programs:
     def part(
         self,
         whole: Work,
-        known: Known,
+        known: RegisteredProgram,
         args: list[Entry],
         outputs: Sequence[Buffer],
         taken: Collection[int],
@@ -291,7 +304,7 @@ class Programs:
     def _record(
         self,
         client: int,
-        known: Known,
+        known: RegisteredProgram,
         args: list[Entry],
         outputs: Sequence[Buffer],
         taken: Collection[int],
@@ -318,19 +331,19 @@ class Programs:
             if slice_.error is not None:
                 raise unpack_error(slice_.error)
 
-    def _lowered(self, known: Known) -> LoweredProgram:
+    def _lowered(self, known: RegisteredProgram) -> LoweredProgram:
         """Return a program for where its slices stand now."""
         slices = [self._slices[name] for name in known.slices]
         # Hosts drop what they know of programs when a slice leaves, if it comes back too.
-        stands = tuple([(each.devices, each.num_stands) for each in slices])
-        if known.lowered is None or stands != known.stands:
+        placements = tuple([(each.devices, each.num_remaps) for each in slices])
+        if known.lowered is None or placements != known.placements:
             places = {each.name: each.place for each in slices}
             lowered = self._lowerings.lower(known.program, places, known.dispatch)
-            known.stand(lowered, stands)
+            known.place(lowered, placements)
         assert known.lowered is not None  # noqa: S101 - for the type
         return known.lowered
 
-    def _cut(self, known: Known, lowered: LoweredProgram) -> Cut:
+    def _cut(self, known: RegisteredProgram, lowered: LoweredProgram) -> Cut:
         cut = known.cuts.get(known.most)
         if cut is None:
             number = next(self._cut_numbers)
@@ -341,7 +354,10 @@ class Programs:
         return cut
 
     def _args(
-        self, client: int, message: CallProgram, known: Known | KnownFlow
+        self,
+        client: int,
+        message: CallProgram,
+        known: RegisteredProgram | RegisteredFlow,
     ) -> list[Entry]:
         found = []
         for number, value in zip(message.inputs, known.taken, strict=True):

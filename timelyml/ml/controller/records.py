@@ -59,12 +59,12 @@ class SliceRecord:
         loaded: Computations that its hosts were told to compile, by identity.
         is_dropped: Whether it goes once nothing of it runs.
         error: Pickled, why it cannot be used any more.
-        num_stands: How often it went elsewhere.
+        num_remaps: How often it went elsewhere.
         order: The scheduler that orders what runs on it: the name of its island, or of
             one that formed anew, with a number.
         is_closed: Whether nothing may begin on it now: it moves or has no devices.
         is_leaving: Whether nothing of it may be read either, as it is on its way.
-        is_cut_off: Whether hosts of it died, or must die: what is left of it is on its
+        is_abandoned: Whether hosts of it died, or must die: what is left of it is on its
             devices, and what runs there is not waited for.
     """
 
@@ -79,24 +79,24 @@ class SliceRecord:
     loaded: dict[str, LoadedCode] = field(default_factory=dict)
     is_dropped: bool = False
     error: bytes | None = None
-    num_stands: int = 0
+    num_remaps: int = 0
     order: str = ""
     is_closed: bool = False
     is_leaving: bool = False
-    is_cut_off: bool = False
+    is_abandoned: bool = False
     _shares: dict[tuple[Spec, int], tuple[int, int]] = field(default_factory=dict)
     _hosts: tuple[object, tuple[int, ...]] = (None, ())  # of which devices
 
     def __post_init__(self) -> None:
         self.order = self.order or self.island
 
-    def stand(self, target: SliceRecord) -> None:
+    def remap(self, target: SliceRecord) -> None:
         """Be from now on where another is."""
         self.island, self.order = target.island, target.order
         self.platform, self.devices = target.platform, target.devices
         self.loaded = target.loaded
-        self.num_stands += 1
-        self.is_closed = self.is_leaving = self.is_cut_off = False
+        self.num_remaps += 1
+        self.is_closed = self.is_leaving = self.is_abandoned = False
         self._shares.clear()
 
     @property

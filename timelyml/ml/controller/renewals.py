@@ -132,7 +132,7 @@ class Renewals:
         self._say_gone(island, host, error)
         self._moves.lose(host)
         hit = [x for x in self._slices.values() if host in x.hosts and not x.error]
-        self._cut_off(island, hit, error)
+        self._abandon(island, hit, error)
         effects = []
         if str(host) in self._manager.inventory.hosts:
             effects = self._manager.lose_host(str(host))
@@ -157,7 +157,7 @@ class Renewals:
         island.ends_s = float("inf")  # until there is somewhere to go
         island.cause = error
         hit = [x for x in self._slices.values() if x.order == island.order]
-        self._cut_off(island, hit, error)
+        self._abandon(island, hit, error)
         packed = pack_error(error)
         names = {slice_.name for slice_ in hit}
         for each in island.living:
@@ -257,12 +257,12 @@ class Renewals:
             for other in each.living:
                 self._outbox.send(other, gone)
 
-    def _cut_off(
+    def _abandon(
         self, island: Island, hit: Iterable[SliceRecord], error: TimelyError
     ) -> None:
         packed = pack_error(_ended(island, error))
         for slice_ in hit:
-            self._moves.cut_off(slice_)
+            self._moves.abandon(slice_)
             kept = self._buffers.lose(
                 slice_, island.living, str(error), self._dispatch.is_waiting
             )
@@ -298,7 +298,7 @@ class Renewals:
         for host in island.living if island.ends_s is not None else ():
             self._dismiss(island, host)
         for slice_ in list(self._slices.values()):
-            is_hit = slice_.order == island.order and slice_.is_cut_off
+            is_hit = slice_.order == island.order and slice_.is_abandoned
             if is_hit and slice_.error is None:
                 self._fail(slice_, island)
 

@@ -18,7 +18,7 @@ from timelyml.errors import (
     WireError,
 )
 from timelyml.ml.controller.admission import Limits
-from timelyml.ml.controller.clients import Wishes
+from timelyml.ml.controller.clients import ClientOptions
 from timelyml.ml.controller.core import Core
 from timelyml.ml.controller.messages import Closed
 from timelyml.ml.controller.records import Dismiss, Effect, ToClient, ToHost
@@ -87,7 +87,7 @@ class ControllerService:
             AdmissionError: There are as many as there may be.
             ConfigError: A wish makes no sense.
         """
-        Wishes(weight, priority)  # in the caller's turn, not in the controller's
+        ClientOptions(weight, priority)  # in the caller's turn, not in the controller's
         with self._lock:
             self._limits.check_clients(len(self._clients))
             client = next(self._numbers)

@@ -32,7 +32,7 @@ class Work(Protocol):
         error: Pickled, why it, or some of it, did not run.
         values: Small results.
         parent: The work that it is part of, if it is.
-        heir: The part of it with which it ends, if it has parts and this one has begun.
+        final_part: The part with which it ends, if it has parts and this one has begun.
     """
 
     results: list[Entry]
@@ -49,7 +49,7 @@ class Work(Protocol):
         """What it is part of."""
 
     @property
-    def heir(self) -> Any:
+    def final_part(self) -> Any:
         """The part with which it ends."""
 
     @property
@@ -170,8 +170,11 @@ class Owner(Protocol):
     def reported(self, work: Any, gang: int, done: Done) -> bool:
         """Hear from a host that a gang is over; return whether the rest must not run."""
 
-    def fates(self, work: Any) -> Mapping[int, bytes]:
+    def output_errors(self, work: Any) -> Mapping[int, bytes]:
         """Return the errors of those outputs that will never be."""
+
+    def ended(self, work: Any) -> None:
+        """Drop what is kept for it here."""
 
     def forget(self, work: Any) -> None:
         """Have hosts drop what of it was prepared and will not be launched."""
@@ -245,7 +248,7 @@ class CallRecord:
         """None: it stands for itself."""
 
     @property
-    def heir(self) -> None:
+    def final_part(self) -> None:
         """None: it has no parts."""
 
     @property
@@ -284,6 +287,6 @@ def news_of(work: Work, good: Iterable[int], *, is_alone: bool) -> Finished:
     return Finished(1, tuple(good), values, work.device_ns, is_alone)
 
 
-def is_heir(work: Work) -> bool:
+def is_final_part(work: Work) -> bool:
     """Whether it is the part with which other work ends."""
-    return work.parent is not None and work.parent.heir is work
+    return work.parent is not None and work.parent.final_part is work

@@ -14,7 +14,7 @@ from timelyml.errors import BufferLostError
 from timelyml.ml.functions.types import dtype_named
 from timelyml.ml.hosts.boxes import Box, size_of
 from timelyml.ml.hosts.copies import HostCopy
-from timelyml.ml.hosts.losses import error_of
+from timelyml.ml.hosts.lost_peers import error_of
 from timelyml.ml.hosts.messages import Expect, Gone, Piece, Pieces
 from timelyml.ml.hosts.slices import HostSlice
 from timelyml.runtime.failure import pack_error

@@ -18,7 +18,7 @@ import jax
 
 from timelyml.ml.hosts.buffers import Buffer, BufferStore, failure_of
 from timelyml.ml.hosts.compiling import Compiler, Loaded, Loader
-from timelyml.ml.hosts.heard import Heard
+from timelyml.ml.hosts.mailbox import Mailbox
 from timelyml.ml.hosts.messages import (
     NO_NEEDS,
     Compiled,
@@ -31,9 +31,9 @@ from timelyml.ml.hosts.messages import (
     Orders,
     Pieces,
     Prepare,
+    RemapSlice,
     Run,
     Spilled,
-    Stand,
 )
 from timelyml.ml.hosts.plans import Code, Plan, plan_for
 from timelyml.ml.hosts.runs import Runs, copy_of
@@ -80,8 +80,8 @@ class Executor:
         self._lines = Lines()
         self._code: dict[Code, Loaded | bytes] = {}  # or why there is none
         self._compiler = Compiler(wake, executables)
-        self._heard = Heard(wake)
-        self._hear = self._heard.say
+        self._mailbox = Mailbox(wake)
+        self._hear = self._mailbox.say
         self._prepares: dict[GangKey, Prepare] = {}
         self._turns = Turns(self._turn_of, wake)
         # What a gang still needs before it can be launched, and who needs it.
@@ -120,7 +120,7 @@ class Executor:
             self._exports.pop(buffer, None)
         self._waiters[leave.slice].tell(Left(leave.slice))
 
-    def cut_off(self, slices: Iterable[str]) -> None:
+    def abandon(self, slices: Iterable[str]) -> None:
         """Wait no more for what runs on slices; what is there of them can be sent."""
         found = tuple(slices)
         self._turns.hurry(found)
@@ -128,18 +128,18 @@ class Executor:
             self._waiters[name].close()
             self._waiters[name] = self._waiter_of(self._slices[name])
 
-    def stand(self, stand: Stand) -> None:
+    def remap(self, remap: RemapSlice) -> None:
         """Let a slice be where another was made for it; nothing of it is on devices."""
-        slice_, waiter = self._slices.pop(stand.stand), self._waiters.pop(stand.stand)
-        self._drop_slices([name for name in (stand.slice,) if name in self._slices])
-        slice_.name = stand.slice
-        self._slices[stand.slice], self._waiters[stand.slice] = slice_, waiter
-        self._gate.unplace(stand.stand)
-        self._gate.place(stand.slice, slice_.own_devices)
-        for identity, of in [code for code in self._code if code[1] == stand.stand]:
-            self._code[identity, stand.slice] = self._code.pop((identity, of))
+        slice_, waiter = self._slices.pop(remap.target), self._waiters.pop(remap.target)
+        self._drop_slices([name for name in (remap.slice,) if name in self._slices])
+        slice_.name = remap.slice
+        self._slices[remap.slice], self._waiters[remap.slice] = slice_, waiter
+        self._gate.unplace(remap.target)
+        self._gate.place(remap.slice, slice_.own_devices)
+        for identity, of in [code for code in self._code if code[1] == remap.target]:
+            self._code[identity, remap.slice] = self._code.pop((identity, of))
         self.store.moved(slice_)
-        for expect in stand.expects:
+        for expect in remap.expects:
             self._expect(expect)
 
     def load_program(self, number: int, pickled: bytes) -> None:
@@ -194,7 +194,7 @@ class Executor:
     def advance(self) -> list[News]:
         """Go on with what became possible; return what there is to tell."""
         said: list[News] = []
-        self._heard.own()
+        self._mailbox.own()
         for identity, slice_, made in self._compiler.finished():
             if self._slices.get(slice_.name) is not slice_:
                 continue  # it stands elsewhere by now
@@ -206,14 +206,14 @@ class Executor:
         self._turns.go_on()
         until = time.monotonic() + TURN_S
         while self._settle() and time.monotonic() < until:
-            while self._heard:
-                said += self._hear_out(self._heard.next())
+            while self._mailbox:
+                said += self._hear_out(self._mailbox.next())
         return said
 
     def has_news(self) -> bool:
         """Whether `advance` would do anything; if not, `wake` is called once it would."""
         due = list(map(Waiter.is_due, self._waiters.values()))  # all, so each watches
-        is_heard = bool(self._heard or self._compiler)
+        is_heard = bool(self._mailbox or self._compiler)
         return is_heard or self._turns.is_due() or any(due)
 
     def close(self) -> None:
@@ -240,7 +240,7 @@ class Executor:
             (x, each) for each in waiters if (x := each.over()) is not None
         ]:
             min(found, key=lambda each: each[0])[1].settle()  # as devices did them
-        return bool(self._heard)
+        return bool(self._mailbox)
 
     def _hear_out(self, said: Said) -> list[News]:
         """Go on with what a waiter said; return what of it there is to tell."""

@@ -58,7 +58,7 @@ class Formed:
 
 
 @dataclass(frozen=True, slots=True)
-class Unwelcome:
+class HostRefused:
     """A process cannot be a host, and leaves."""
 
     reason: str
@@ -270,7 +270,7 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
-class CutOff:
+class AbandonSlices:
     """Wait for nothing any more that runs on slices; it may never end."""
 
     slices: tuple[str, ...]
@@ -291,18 +291,18 @@ class Gone:
 
 
 @dataclass(frozen=True, slots=True)
-class Stand:
+class RemapSlice:
     """A slice stands from now on where another was made for it, in whose place it is.
 
     Buffers of it that are here already stay.
 
     Attributes:
-        stand: The name of the other.
+        target: The name of the other.
         expects: Buffers that come from where it stood before.
     """
 
     slice: str
-    stand: str
+    target: str
     expects: tuple[Expect, ...]
 
 
@@ -377,7 +377,7 @@ class Spilled:
 MESSAGES = (
     Arrived,
     Formed,
-    Unwelcome,
+    HostRefused,
     Leaving,
     Present,
     Coordinator,
@@ -388,9 +388,9 @@ MESSAGES = (
     Orders,
     Leave,
     Left,
-    CutOff,
+    AbandonSlices,
     Gone,
-    Stand,
+    RemapSlice,
     Pieces,
     Reports,
     Spilled,

@@ -20,13 +20,14 @@ from timelyml.ml.hosts.island import (
     join,
     reserved_address,
 )
-from timelyml.ml.hosts.losses import Losses
+from timelyml.ml.hosts.lost_peers import LostPeers
 from timelyml.ml.hosts.messages import (
+    AbandonSlices,
     Arrived,
     Coordinator,
-    CutOff,
     Formed,
     Gone,
+    HostRefused,
     Leave,
     Leaving,
     Load,
@@ -34,14 +35,13 @@ from timelyml.ml.hosts.messages import (
     Orders,
     Pieces,
     Present,
+    RemapSlice,
     Reports,
     SliceMade,
-    Stand,
-    Unwelcome,
 )
 from timelyml.ml.hosts.paced import PacedExecutables
+from timelyml.ml.hosts.pending_reports import PendingReports
 from timelyml.ml.hosts.slices import HostSlice
-from timelyml.ml.hosts.telling import Untold
 from timelyml.ml.hosts.timing import Arrival, AskTime, Time
 from timelyml.ml.hosts.waiting import Over
 from timelyml.runtime.service import ServiceSite
@@ -65,8 +65,8 @@ class HostService:
             (each for each in site.options["islands"].values() if site.index in each),
             (),
         )
-        self._losses = Losses(site.options["give_up_s"])
-        self._untold = Untold()
+        self._lost_peers = LostPeers(site.options["give_up_s"])
+        self._pending_reports = PendingReports()
         self._moves: list[Arrival] = []
         self._is_traced = False
         self.refusal = ""
@@ -130,15 +130,15 @@ class HostService:
                 self._executor.load_program(body.program, body.pickled)
             case Leave():
                 self._executor.leave(body)
-            case CutOff():
-                self._executor.cut_off(body.slices)
+            case AbandonSlices():
+                self._executor.abandon(body.slices)
             case Gone():
-                self._losses.explain(body)
-            case Stand():
-                self._executor.stand(body)
+                self._lost_peers.explain(body)
+            case RemapSlice():
+                self._executor.remap(body)
             case SliceMade():
                 self._executor.add_slice(HostSlice(body, devices_by_rank()))
-            case Coordinator() | Formed() | Unwelcome():
+            case Coordinator() | Formed() | HostRefused():
                 self._hear_of_island(body)
             case AskTime():
                 self._say_time(is_traced=body.is_traced)
@@ -148,8 +148,8 @@ class HostService:
                     "expected what the controller says; report it, as this is a bug"
                 )
 
-    def _hear_of_island(self, body: Coordinator | Formed | Unwelcome) -> None:
-        if isinstance(body, Unwelcome):
+    def _hear_of_island(self, body: Coordinator | Formed | HostRefused) -> None:
+        if isinstance(body, HostRefused):
             self.refusal = body.reason
             return
         self._hosts = body.hosts
@@ -163,11 +163,13 @@ class HostService:
         """Tell what is over, and send what others asked for."""
         for peer, body in self._late.due():
             self._handle(peer, body)
-        for gone in self._losses.lost(self._site.clock()):
+        for gone in self._lost_peers.lost(self._site.clock()):
             self._executor.lost(gone)
         said = self._executor.advance()
         now_s = self._site.clock()
-        self._untold.add((each for each in said if isinstance(each, Over)), now_s)
+        self._pending_reports.add(
+            (each for each in said if isinstance(each, Over)), now_s
+        )
         for each in said:
             if isinstance(each, tuple):  # first, as a device of a peer may wait for it
                 self._send(*each)
@@ -176,7 +178,7 @@ class HostService:
         if (
             others
             or self._moves
-            or self._untold.is_due(self._executor.num_ordered, now_s)
+            or self._pending_reports.is_due(self._executor.num_ordered, now_s)
         ):
             self._report()
         for each in others:
@@ -191,14 +193,14 @@ class HostService:
         """Return when something is due that is held back; other threads wake it."""
         deadlines = (
             self._late.next_due(),
-            self._untold.due_s,
-            self._losses.next_due(),
+            self._pending_reports.due_s,
+            self._lost_peers.next_due(),
         )
         return min((each for each in deadlines if each is not None), default=None)
 
     def lost(self, peer: int, error: PeerError) -> None:
         """Let programs go on without what a peer would have sent, once it is known why."""
-        self._losses.broke(peer, str(error), self._site.clock())
+        self._lost_peers.broke(peer, str(error), self._site.clock())
 
     def close(self, error: TimelyError | None) -> None:
         """End the threads of the executor."""
@@ -206,7 +208,7 @@ class HostService:
         self._executor.close()
 
     def _report(self) -> None:
-        done = self._untold.take()
+        done = self._pending_reports.take()
         if done or self._moves:
             reports = Reports(done, tuple(self._moves))
             self._moves.clear()

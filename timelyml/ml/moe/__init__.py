@@ -25,7 +25,7 @@ from timelyml.ml.moe.losses import (
     z_loss,
 )
 from timelyml.ml.moe.noise import Noise, jittered, thinned, with_gaussian
-from timelyml.ml.moe.replicas import Stands, replicas_by_load
+from timelyml.ml.moe.replicas import ExpertPlacement, replicas_by_load
 from timelyml.ml.moe.router import Routed, Router
 from timelyml.ml.moe.rules import Choice, ExpertChoice, Groups, TokenChoice
 
@@ -35,6 +35,7 @@ __all__ = [
     "DispatchPlan",
     "Dropping",
     "ExpertChoice",
+    "ExpertPlacement",
     "Groups",
     "MoE",
     "Noise",
@@ -42,7 +43,6 @@ __all__ = [
     "Router",
     "RouterSums",
     "Routing",
-    "Stands",
     "TokenChoice",
     "add_sums",
     "balance",

@@ -27,7 +27,7 @@ from timelyml.ml.moe.dispatch import combine
 from timelyml.ml.moe.experts import ExpertFn, expert_forward, shared_forward
 from timelyml.ml.moe.losses import RouterSums, balance, share_of, updated_bias, z_loss
 from timelyml.ml.moe.noise import Noise
-from timelyml.ml.moe.replicas import Stands
+from timelyml.ml.moe.replicas import ExpertPlacement
 from timelyml.ml.moe.router import Routed, Router
 from timelyml.ml.moe.rules import Choice, TokenChoice
 
@@ -93,8 +93,8 @@ class MoE:
                 f"{shards} shards; expected the same number on each; change num_shards",
                 option="num_shards",
             )
-        stands = Stands.of(self.num_experts, shards, self.replicas)
-        object.__setattr__(self, "replicas", stands.replicas)  # to be hashed
+        placement = ExpertPlacement.of(self.num_experts, shards, self.replicas)
+        object.__setattr__(self, "replicas", placement.replicas)  # to be hashed
 
     @property
     def spread(self) -> int:
@@ -102,9 +102,9 @@ class MoE:
         return self.num_experts if self.num_shards is None else self.num_shards
 
     @property
-    def stands(self) -> Stands:
+    def placement(self) -> ExpertPlacement:
         """Where experts stand."""
-        return Stands.of(self.num_experts, self.spread, self.replicas)
+        return ExpertPlacement.of(self.num_experts, self.spread, self.replicas)
 
     @property
     def routes(self) -> Router:
@@ -209,7 +209,7 @@ class MoE:
 
     def _experts(self, experts: Any, x: Any, decision: Any, gates: Any) -> Any:
         """Send rows to experts and back; give `(tokens, top_k, d_model)`."""
-        stands = self.stands
+        placement = self.placement
         to, tag, kept = decision["to"], decision["tag"], decision["choice"].kept
         rows = x
         if self.routes.rule.weighs_input:
@@ -220,11 +220,11 @@ class MoE:
             to,
             num_shards=self.spread,
             where=kept,
-            tag=tag if stands.per_shard > 1 or stands.replicas else None,
+            tag=tag if placement.per_shard > 1 or placement.replicas else None,
         )
         given = sharded.by_group(
             self.expert_fn,
-            sharded.split(experts, copies=stands.copies),
+            sharded.split(experts, copies=placement.copies),
             sent.rows,
             index=sent.tag,
             name="experts",
@@ -334,7 +334,7 @@ def _route(
         replay=None if decision is None else decision["choice"],
     )
     if decision is None:
-        to, tag = layer.stands.place(routed.choice.chosen, routed.choice.kept)
+        to, tag = layer.placement.place(routed.choice.chosen, routed.choice.kept)
         decision = {"choice": routed.choice, "to": to, "tag": tag}
     return decision, (routed.weights, routed.sums)
 

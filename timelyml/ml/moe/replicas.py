@@ -19,7 +19,7 @@ from timelyml.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Stands:
+class ExpertPlacement:
     """Where experts stand.
 
     Attributes:
@@ -50,7 +50,7 @@ class Stands:
         num_experts: int,
         num_shards: int,
         replicas: Mapping[int, int] | Sequence[tuple[int, int]],
-    ) -> Stands:
+    ) -> ExpertPlacement:
         """Take what a user gave; equal for equal replicas."""
         try:
             given = tuple((_plain(e), _plain(n)) for e, n in dict(replicas).items())
@@ -81,7 +81,7 @@ class Stands:
 
         Replicas go where fewest are, and as far apart as they can.
 
-        >>> Stands(8, 4, ((0, 2), (5, 3))).shards()
+        >>> ExpertPlacement(8, 4, ((0, 2), (5, 3))).shards()
         {0: (0, 2), 5: (2, 3, 0)}
         """
         load = [0] * self.num_shards

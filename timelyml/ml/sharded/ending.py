@@ -10,7 +10,7 @@ import numpy as np
 
 from timelyml.graph import Gather, GraphBuilder, InputSpec, Pipeline, StreamRef
 from timelyml.ml.firing import Firing, Rule, add_firing_operator
-from timelyml.ml.sharded.saving import NOT_SAVED, Asked
+from timelyml.ml.sharded.saving import NOT_SAVED, SaveRequest
 from timelyml.ml.sharded.updates import Norm
 from timelyml.operators.edges import pass_on
 from timelyml.progress import epoch_of
@@ -53,7 +53,7 @@ class _Ending:
             firing.send(0, [1])
         is_due = bool(self.every) and (is_end or step % self.every == 0)
         if is_end or is_due:
-            firing.send(1, [Asked(is_end, step if is_due else NOT_SAVED)])
+            firing.send(1, [SaveRequest(is_end, step if is_due else NOT_SAVED)])
 
 
 def add_loss(

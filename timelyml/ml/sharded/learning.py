@@ -25,10 +25,10 @@ from timelyml.ml.sharded.structure import Structure
 from timelyml.ml.sharded.updates import (
     ClippedUpdate,
     Contributing,
-    Give,
+    ReportState,
+    SendGradients,
     Source,
     Start,
-    Tell,
     Update,
 )
 
@@ -161,7 +161,7 @@ class Learning:
         ]
         self.given += [(frame, place, output) for place, output, _ in outputs]
         to = tuple(output for _, output, _ in outputs)
-        rule = Rule(ports, Give.of(made, outputs), outputs=to, later=every)
+        rule = Rule(ports, SendGradients.of(made, outputs), outputs=to, later=every)
         frame.rules.append(rule)
 
     def _add_tell(self, frame: Frame, owned: Owned) -> None:
@@ -173,7 +173,7 @@ class Learning:
         frame.rules.append(
             Rule(
                 tuple(range(len(frame.inputs))),  # after everything else of a time
-                Tell(port, output, held, owned, names, saved),
+                ReportState(port, output, held, owned, names, saved),
                 outputs=there(output, saved),
                 asked_by=(port,),
             )

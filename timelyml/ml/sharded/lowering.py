@@ -36,7 +36,7 @@ from timelyml.ml.sharded.learning import Learning, Learnt, start_of
 from timelyml.ml.sharded.plan import Edge, Plan, Station
 from timelyml.ml.sharded.stations import (
     NO_OUTPUT,
-    Comeback,
+    CotangentInlet,
     Held,
     Inlet,
     Outlet,
@@ -224,7 +224,9 @@ class Lowering:
             shown=ports.shown,
             losses=keys(station.losses),
             loss_output=ports.loss,
-            comebacks=tuple(self._comeback(station, edge) for edge in station.back),
+            cotangent_inlets=tuple(
+                self._cotangent_inlet(station, edge) for edge in station.back
+            ),
             held=held,
             assigned=tuple(
                 (place, call.columns[output].key)
@@ -256,13 +258,13 @@ class Lowering:
             back_output=self._back_output(edge),
         )
 
-    def _comeback(self, station: Station, edge: Edge) -> Comeback:
+    def _cotangent_inlet(self, station: Station, edge: Edge) -> CotangentInlet:
         port, _ = self._ports[id(station)].back[id(edge)]
         if edge.move is None:
-            return Comeback(port, keys(edge.back))
+            return CotangentInlet(port, keys(edge.back))
         payload = tuple(edge.move.payload[column.place] for column in edge.back)
         place = place_of(edge.move, station)
-        return Comeback(port, keys(payload), place, edge.move.transfer)
+        return CotangentInlet(port, keys(payload), place, edge.move.transfer)
 
     def _add_rules(self, frame: Frame, station: Station, site: Site) -> None:
         ports = self._ports[id(station)]

@@ -18,7 +18,7 @@ PARAMS, STATE = "params", "state"
 NOT_SAVED = -1
 
 
-class Asked(NamedTuple):
+class SaveRequest(NamedTuple):
     """What all operators with parameters are asked for at a time."""
 
     is_end: bool
@@ -27,7 +27,7 @@ class Asked(NamedTuple):
     """To be saved as this step, or not at all."""
 
 
-class Told(NamedTuple):
+class SavedArray(NamedTuple):
     """One array that a shard holds at a step, on its way to who writes it."""
 
     step: int
@@ -65,7 +65,7 @@ class _Save:
     def __call__(self, firing: Firing) -> None:
         """Send step and path of the file; nothing if the step was saved before."""
         records = [
-            Told(*record)
+            SavedArray(*record)
             for port in self.ports
             for payload in firing.inputs[port].payloads
             for record in payload
@@ -84,7 +84,7 @@ class _Save:
         firing.send(0, [(step, str(path))])
 
 
-def _joined(records: Sequence[Told], kind: str) -> dict[str, Any]:
+def _joined(records: Sequence[SavedArray], kind: str) -> dict[str, Any]:
     whole: dict[str, Any] = {}
     parts: dict[str, list[Any]] = {}
     for told in records:

@@ -102,7 +102,7 @@ class Outlet:
 
 
 @dataclass(frozen=True, slots=True)
-class Comeback:
+class CotangentInlet:
     """Where cotangents come back: of columns that left by an outlet, or stayed."""
 
     port: int
@@ -163,7 +163,7 @@ class Site:
         shown: By output: a column for the user.
         losses: Keys of the parts of the loss.
         loss_output: Where their sum goes.
-        comebacks: Where cotangents come from, in the order in which they are added.
+        cotangent_inlets: Where cotangents come from, in the order in which they are added.
         held: Parameters with gradients.
         assigned: By index of a parameter: the output that it becomes.
         is_live: Whether there is a way back.
@@ -182,7 +182,7 @@ class Site:
     shown: tuple[tuple[int, Key], ...]
     losses: tuple[Key, ...]
     loss_output: int
-    comebacks: tuple[Comeback, ...]
+    cotangent_inlets: tuple[CotangentInlet, ...]
     held: Held
     assigned: tuple[tuple[int, Key], ...]
     is_live: bool
@@ -228,7 +228,7 @@ class Site:
             self._finish_empty(firing)
             return
         cotangents: dict[Key, Any] = {}
-        for comeback in self.comebacks:
+        for comeback in self.cotangent_inlets:
             found = comeback.take(firing.inputs[comeback.port], kept)
             for key, part in zip(comeback.keys, found or (), strict=bool(found)):
                 cotangents[key] = cotangents[key] + part if key in cotangents else part
@@ -294,7 +294,7 @@ class Site:
         """Keep arguments, what cotangents go back for, and the shapes of the rest."""
         needed = {key for key in self.arguments if not isinstance(key, int)}
         needed |= {key for inlet in self.inlets for key in inlet.back}
-        shaped = {key for comeback in self.comebacks for key in comeback.keys}
+        shaped = {key for comeback in self.cotangent_inlets for key in comeback.keys}
         shaped |= {*self.losses, *self.outputs}
         return Kept(
             {key: values[key] for key in needed},

@@ -17,7 +17,7 @@ from timelyml.ml.firing import Firing
 from timelyml.ml.sharded.naming import Named, Naming
 from timelyml.ml.sharded.optimisers import Contributions, Owned, Step, sum_in_order
 from timelyml.ml.sharded.parts import Parts, told
-from timelyml.ml.sharded.saving import NOT_SAVED, PARAMS, STATE, Asked, Told
+from timelyml.ml.sharded.saving import NOT_SAVED, PARAMS, STATE, SavedArray, SaveRequest
 from timelyml.ml.sharded.stations import Held
 from timelyml.runtime.shard import Shard
 
@@ -203,7 +203,7 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True)
-class Give:
+class SendGradients:
     """Sends gradients to whoever asked for them."""
 
     contributing: Contributing
@@ -216,7 +216,7 @@ class Give:
         cls,
         contributing: Contributing,
         outputs: Sequence[tuple[int, int, Parts | None]],
-    ) -> Give:
+    ) -> SendGradients:
         """Compile the sum."""
         return cls(contributing, compiled(_sums), tuple(outputs))
 
@@ -254,7 +254,7 @@ def _sums(contributions: Contributions) -> tuple[Any, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class ReportState:
     """Answers with what the shard holds: parameters, and states for a checkpoint."""
 
     port: int
@@ -268,7 +268,7 @@ class Tell:
     def __call__(self, firing: Firing) -> None:
         """Send records; of what all shards hold, only the first one does."""
         ((ask,),) = firing.inputs[self.port].payloads
-        asked = Asked(*ask)
+        asked = SaveRequest(*ask)
         if asked.is_end:
             self._tell(firing)
         if asked.step != NOT_SAVED:
@@ -293,7 +293,7 @@ class Tell:
         ]
         states = Naming(self.owned, split).named(params, firing.state["optimiser"])
         records = [
-            Told(step, kind, named)
+            SavedArray(step, kind, named)
             for kind, every in ((PARAMS, held), (STATE, states))
             for named in every
             if named.is_part or firing.shard.index == 0

@@ -31,9 +31,9 @@ def make_room(
     Returns:
         What to spill, and whether what is missing then may come by itself.
     """
-    relief = _Relief(live_buffers.devices, live_buffers.needs_of(claim), short)
+    freed = _FreedMemory(live_buffers.devices, live_buffers.needs_of(claim), short)
     for placement, size in scratch.items():
-        relief.take(placement, size)
+        freed.take(placement, size)
     others = [
         live
         for live in live_buffers
@@ -42,18 +42,18 @@ def make_room(
     ]
     for live in others:
         if live.is_spilling:
-            relief.take(live.buffer.placement, live.buffer.size_bytes)
+            freed.take(live.buffer.placement, live.buffer.size_bytes)
     spills: list[Spill] = []
     for live in others:
-        helps = live.is_idle and relief.helps(live.buffer.placement)
+        helps = live.is_idle and freed.helps(live.buffer.placement)
         if helps and live_buffers.spill(live):
-            relief.take(live.buffer.placement, live.buffer.size_bytes)
+            freed.take(live.buffer.placement, live.buffer.size_bytes)
             spills.append(Spill(live.buffer))
-    may_wait = not short or any(relief.helps(x) for each in running for x in each)
+    may_wait = not short or any(freed.helps(x) for each in running for x in each)
     return spills, may_wait
 
 
-class _Relief:
+class _FreedMemory:
     """Counts what will be free for a claim.
 
     What a placement has within what it reserves is its own, also when it is empty: only

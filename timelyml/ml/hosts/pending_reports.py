@@ -16,16 +16,16 @@ HOLD_S = 2e-3
 """How long the end of a launch may be kept, for others to be told with it."""
 
 
-class Untold:
+class PendingReports:
     """Launches that are over, in their order, and not told yet.
 
-    >>> untold = Untold()
-    >>> untold.add([Over(Done(0, 9_000, (), ()), is_awaited=False)], now_s=0.0)
-    >>> untold.is_due(num_left=1, now_s=0.0), untold.is_due(num_left=3, now_s=0.0)
+    >>> pending = PendingReports()
+    >>> pending.add([Over(Done(0, 9_000, (), ()), is_awaited=False)], now_s=0.0)
+    >>> pending.is_due(num_left=1, now_s=0.0), pending.is_due(num_left=3, now_s=0.0)
     (True, False)
-    >>> untold.due_s
+    >>> pending.due_s
     0.002
-    >>> [done.sequence for done in untold.take()], untold.due_s
+    >>> [done.sequence for done in pending.take()], pending.due_s
     ([0], None)
     """
 

@@ -13,7 +13,7 @@ from timelyml.ml.hosts.messages import Expect, Gone
 
 
 @dataclass(slots=True)
-class Losses:
+class LostPeers:
     """Peers to which the link broke, or of which the controller said that they are gone.
 
     What a peer sent before it went may still be in the link, so one is lost only when
@@ -23,12 +23,12 @@ class Losses:
         give_up_s: After so long without a word of the controller, what the link said is
             reason enough.
 
-    >>> losses = Losses(give_up_s=10.0)
-    >>> losses.broke(0, "reset by its peer", now_s=1.0)
-    >>> list(losses.lost(now_s=2.0)), losses.next_due()
+    >>> lost = LostPeers(give_up_s=10.0)
+    >>> lost.broke(0, "reset by its peer", now_s=1.0)
+    >>> list(lost.lost(now_s=2.0)), lost.next_due()
     ([], 11.0)
-    >>> losses.explain(Gone(0, "island-0", "worker 0 was killed by SIGKILL"))
-    >>> [(each.host, each.reason) for each in losses.lost(now_s=2.0)], losses.next_due()
+    >>> lost.explain(Gone(0, "island-0", "worker 0 was killed by SIGKILL"))
+    >>> [(each.host, each.reason) for each in lost.lost(now_s=2.0)], lost.next_due()
     ([(0, 'worker 0 was killed by SIGKILL')], None)
     """
 

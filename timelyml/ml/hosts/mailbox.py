@@ -9,7 +9,7 @@ from collections.abc import Callable
 from timelyml.ml.hosts.waiting import Said
 
 
-class Heard:
+class Mailbox:
     """Takes what is said, in any thread; one thread owns it and listens.
 
     Args:
