@@ -97,6 +97,7 @@ def dumps(
     buffer_callback: Callable[[pickle.PickleBuffer], bool] | None = None,
     *,
     refer: Callable[[Any], Any] | None = None,
+    reduce: Callable[[Any], Any] | None = None,
 ) -> bytes:
     """Pickle any object, by value where a worker could not import its code.
 
@@ -104,9 +105,11 @@ def dumps(
         value: The object.
         buffer_callback: Is offered large buffers, as by `pickle.dumps`.
         refer: From an object to what stands for it, as `Pickler.persistent_id`.
+        reduce: Asked before others how an object is made again, as
+            `Pickler.reducer_override`.
     """
     with io.BytesIO() as file:
-        pickler = _Pickler(file, buffer_callback)
+        pickler = _Pickler(file, buffer_callback, reduce)
         if refer is not None:
             pickler.persistent_id = refer
         try:
@@ -142,11 +145,17 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is unt
         self,
         file: io.BytesIO,
         buffer_callback: Callable[[pickle.PickleBuffer], bool] | None,
+        reduce: Callable[[Any], Any] | None,
     ) -> None:
         super().__init__(file, buffer_callback=buffer_callback)
+        self._reduce = reduce
         self._registered: list[types.ModuleType] = []
 
     def reducer_override(self, obj: Any) -> Any:
+        if self._reduce is not None:
+            found = self._reduce(obj)
+            if found is not NotImplemented:
+                return found
         if isinstance(obj, types.CodeType):
             return self._reduce_code(obj)
         if isinstance(obj, (types.FunctionType, type)):

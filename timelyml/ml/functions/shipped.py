@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from timelyml.errors import ShippingError
+from timelyml.ml import jax_pickles
 from timelyml.ml.functions.options import Arguments
 from timelyml.runtime.shipping import dumps, loads
 
@@ -51,7 +52,7 @@ def ship_function(
     classes = {**dataclasses_in(in_tree), **dataclasses_in(out_tree)}
     shipped = ShippedFunction(fun, split.fixed, skeleton, tuple(classes.items()))
     try:
-        return dumps(shipped)
+        return dumps(shipped, reduce=jax_pickles.reduce)
     except Exception as error:
         raise ShippingError(
             f"function {name!r} cannot be shipped to workers; got "
