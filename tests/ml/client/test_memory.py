@@ -126,6 +126,17 @@ def test_keys_and_replicas_come_back_too(client):
     assert places(client, [keys, small]) == [(True, False)] * 2
 
 
+def test_waiting_for_what_was_put_ends_when_it_is_on_its_devices_or_never_will(client):
+    s = client.slice({"x": 2})
+    put = client.put(np.ones(MIB, np.float32), s.sharding(P("x")))
+    assert put.block_until_ready().is_ready()
+    ((on_device, _),) = places(client, [put])
+    assert on_device
+    large = client.put(np.ones(3 * DEVICE_BYTES, np.int8), s.sharding(P("x")))
+    with pytest.raises(ml.MemoryLimitError, match="that is put"):
+        large.block_until_ready()
+
+
 def test_what_can_never_fit_fails_at_once_and_says_what_it_takes(client):
     s = client.slice({"x": 2})
     x = client.put(np.ones(MIB, np.float32), s.sharding(P("x")))

@@ -216,6 +216,24 @@ def test_what_a_client_asks_for_after_an_error_is_answered_at_once():
     )
 
 
+def test_a_value_that_is_put_is_told_to_be_there_once_all_its_hosts_have_it():
+    world = World()
+    x = world.put(world.slice(1, 4, "a"))
+    world.say(1, Fetch(x, is_notice=True))
+
+    def is_everywhere():
+        return sum(x in host.buffers for host in world.hosts.values()) == 2
+
+    def is_told():
+        return Finished(0, (x,), ()) in world.heard[1]
+
+    while not is_everywhere():
+        assert not is_told()
+        assert world.act()
+    world.settle()
+    assert is_told()
+
+
 def test_unknown_buffers_slices_and_computations_fail_only_the_call():
     world = World(num_clients=2)
     slice_, other = world.slice(1), world.slice(2)

@@ -26,6 +26,7 @@ from timelyml.ml.client.releases import Releases
 from timelyml.ml.client.resources import Resources
 from timelyml.ml.client.sharing import held, numbers_of, put_together, taken_apart
 from timelyml.ml.client.slices import Slice, SliceSharding, check_axes
+from timelyml.ml.client.waits import Waits
 from timelyml.ml.controller.clients import ClientOptions
 from timelyml.ml.controller.messages import (
     AskObjects,
@@ -35,7 +36,6 @@ from timelyml.ml.controller.messages import (
     CancelCalls,
     ClientUsage,
     DropSlice,
-    Fetch,
     ObjectInfo,
     Objects,
     Open,
@@ -58,7 +58,6 @@ from timelyml.ml.functions import (
     type_of,
 )
 from timelyml.ml.functions.specs import check_spec, logical_mesh
-from timelyml.ml.hosts.waiting import SMALL_BYTES
 from timelyml.ml.programs import ProgramCall
 from timelyml.ml.store import CLIENT_BITS
 
@@ -93,6 +92,9 @@ class Client:
         self._releases = Releases(link)  # has a thread, so not before it is let in
         self._ahead = Ahead(link, self._inbox, self._releases, self._programs.register)
         self.flush_calls = self._ahead.flush
+        waits = Waits(self._ahead, self._inbox)
+        self.ask_news, self.wait_ready = waits.ask_news, waits.wait_ready
+        self.value_of = waits.value_of
         self._buffers = itertools.count((self._number << CLIENT_BITS) + 1)
 
     def slice(
@@ -211,7 +213,7 @@ class Client:
     ) -> Handle:
         """Send a host array to a slice; return a handle of it."""
         handle = self.new_handle(slice_, array_type, spec)
-        handle.take()
+        handle.put()
         array = as_sealed(value, array_type)
         self._releases.flush()  # what they took may be needed
         self.send(Put(handle.buffer, slice_.name, array_type, spec, array))
@@ -242,26 +244,6 @@ class Client:
             TimelyError: The client has ended.
         """
         self._ahead.send(message)
-
-    def wait_ready(self, handle: Handle, timeout_s: float | None) -> None:
-        """Wait until a value is computed."""
-        handle.check()
-        self._ahead.flush()
-        self._inbox.wait(handle.is_ready, timeout_s, repr(handle))
-        handle.elements()  # or why there are none
-
-    def value_of(self, handle: Handle, timeout_s: float | None) -> Any:
-        """Wait for the elements of a value."""
-        handle.check()
-        self._ahead.flush()
-        if not handle.is_known() and handle.nbytes <= SMALL_BYTES:
-            # Then it most likely comes with the news that it is ready.
-            self._inbox.wait(handle.is_ready, timeout_s, repr(handle))
-        if not handle.is_known():
-            if self._inbox.begin_fetch(handle):
-                self.send(Fetch(handle.buffer))
-            self._inbox.wait(handle.is_known, timeout_s, repr(handle))
-        return handle.elements()
 
     def cancel(self, tree: Any) -> None:
         """Drop what has not run of the calls that compute these handles; does not wait."""

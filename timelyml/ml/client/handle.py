@@ -23,6 +23,9 @@ class HandleOwner(Runner, Protocol):
     def wait_ready(self, handle: Handle, timeout_s: float | None) -> None:
         """Wait until the value is computed, or raise why it never will be."""
 
+    def ask_news(self, handle: Handle) -> None:
+        """Ask when a value that was put is on its devices, unless it was asked."""
+
     def value_of(self, handle: Handle, timeout_s: float | None) -> Any:
         """Wait for the elements, of keys their words, or raise why there are none."""
 
@@ -45,11 +48,13 @@ class Handle:
         slice: Where it lies.
         type: Its shape and element type.
         spec: How it is sharded over the mesh of its slice.
+        was_put: Whether nothing computes it.
+        is_unasked: Whether no news will come of it unless it is asked for.
     """
 
     __slots__ = (
         "__weakref__", "_client", "_error", "_fate", "_is_ready", "_value", "buffer",
-        "slice", "spec", "type",
+        "is_unasked", "slice", "spec", "type", "was_put",
     )  # fmt: skip
 
     def __init__(
@@ -68,6 +73,7 @@ class Handle:
         self._value: Any = None
         self._error: TimelyError | None = None
         self._is_ready = False
+        self.was_put = self.is_unasked = False
         self._fate = ""  # why it must not be used any more
 
     def __del__(self) -> None:
@@ -115,12 +121,21 @@ class Handle:
         return bool(self._fate)
 
     def is_ready(self) -> bool:
-        """Whether its value is there, or will never be; does not wait."""
+        """Whether its value is on its devices, or will never be; does not wait."""
+        self._client.ask_news(self)
+        return self.has_news()
+
+    def has_news(self) -> bool:
+        """As `is_ready`, of what was heard so far."""
         return self._is_ready or self._error is not None
 
     def is_known(self) -> bool:
         """Whether its elements are here, or will never be; does not wait."""
         return self._value is not None or self._error is not None
+
+    def put(self) -> None:
+        """Note that it is under way to its devices."""
+        self.was_put = self.is_unasked = True
 
     def take(self, value: Any = None) -> None:
         """Note that it is computed, and its elements if they came too."""
@@ -197,7 +212,7 @@ class Handle:
         return np.asarray(self).tolist()
 
     def block_until_ready(self) -> Handle:
-        """Wait until it is computed, or raise what that failed with."""
+        """Wait until it is on its devices, or raise why it will never be."""
         self._client.wait_ready(self, None)
         return self
 

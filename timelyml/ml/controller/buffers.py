@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from timelyml.errors import AdmissionError, HandleError, SliceError
-from timelyml.exchange import CONTROLLER, Lane
+from timelyml.exchange import Lane
 from timelyml.ml.controller.admission import Admission, Limits
+from timelyml.ml.controller.fetches import Fetches
 from timelyml.ml.controller.holdings import by_host, cut, is_whole, lost
 from timelyml.ml.controller.memory import Memory
-from timelyml.ml.controller.messages import Failed, Fetched, Finished, Put
+from timelyml.ml.controller.messages import Failed, Finished, Put
 from timelyml.ml.controller.records import Outbox, SliceRecord
 from timelyml.ml.functions import Spec
-from timelyml.ml.hosts import Expect, Export, HeldBox, Piece, Pieces, cover
+from timelyml.ml.hosts import Expect, Export, HeldBox, Pieces, cover
 from timelyml.ml.hosts.slices import zeros
 from timelyml.ml.store import (
     NOBODY,
@@ -29,18 +30,6 @@ from timelyml.ml.store import (
     Entry,
 )
 from timelyml.runtime.failure import pack_error
-
-
-@dataclass(slots=True)
-class _Fetching:
-    """A fetch under way."""
-
-    entry: Entry
-    client: int
-    hosts: frozenset[int]
-    num_left: int
-    pieces: list[Piece] = field(default_factory=list)
-    error: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +70,13 @@ class Buffers:
         self._slices = slices
         self._outbox = outbox
         self._on_idle = on_idle
-        self._fetches: dict[int, _Fetching] = {}
+        self.fetches = Fetches(
+            self.directory,
+            outbox,
+            number=lambda: self.numbers(1)[0],
+            held=self._held,
+            unuse=partial(self.unuse, is_exported=True),
+        )
         self._sources: dict[int, Entry] = {}  # of transfers, by target
         self.held: dict[int, _Held] = {}
         self._next_number = 1
@@ -133,27 +128,13 @@ class Buffers:
     def reopen(self, slice_: SliceRecord) -> None:
         """Go on with what waited for a slice; what hosts were asked for is forgotten."""
         entries = self.directory.on(slice_.name)
-        asked = {id(each.entry) for each in self._fetches.values()}
         # Told now, as what was put is there as soon as it is admitted.
-        late = [x for x in entries if id(x) in asked and x.state is BufferState.PENDING]
+        late = [x for x in entries if x.state is BufferState.PENDING]
         for entry in entries:
             if held := self.held.pop(entry.buffer.number, None):
                 held.admit()
         for entry in late:
-            self._fetch_anew(entry)
-
-    def lose_host(self, host: int) -> None:
-        """Ask anew for what a host was asked for that is dead, of what is elsewhere."""
-        asked = [x.entry for x in self._fetches.values() if host in x.hosts]
-        for entry in {id(entry): entry for entry in asked}.values():
-            self._fetch_anew(entry)
-
-    def _fetch_anew(self, entry: Entry) -> None:
-        """Ask the hosts of a buffer that is to come, in place of those before."""
-        for request, fetching in list(self._fetches.items()):
-            if fetching.entry is entry:
-                del self._fetches[request]
-                self._fetch(entry, fetching.client)
+            self.fetches.renew(entry)
 
     def _place(self, entry: Entry, put: Put, claim: Claim) -> None:
         """Send the parts of a value that there is room for."""
@@ -197,53 +178,16 @@ class Buffers:
         self._expect(buffer, slice_, parts)
         return target
 
-    def fetch(self, client: int, number: int) -> None:
-        """Bring the elements of a buffer to a client, once they are computed."""
-        try:
-            entry = self.directory.readable(client, number)
-        except HandleError as error:
-            self._outbox.tell(client, Fetched(number, (), pack_error(error)))
-            return
-        if entry.state is BufferState.FAILED:
-            self._outbox.tell(client, Fetched(number, (), entry.error))
-            return
-        self.directory.use(entry, is_exported=True)
-        self._fetch(entry, client)
-
-    def _fetch(self, entry: Entry, client: int) -> None:
-        buffer, number = entry.buffer, entry.buffer.number
-        (request,) = self.numbers(1)
-        owners: dict[Any, int] = {}
-        for host, box in self._held(buffer):
-            owners.setdefault(box, host)
-        hosts = frozenset(owners.values())
-        self._fetches[request] = _Fetching(entry, client, hosts, len(owners))
-        held = [HeldBox(host, box) for box, host in owners.items()]
-        for host, boxes in by_host(held).items():
-            export = Export(number, buffer.type, CONTROLLER, request, tuple(boxes))
-            self._outbox.book(host).exports.append(export)
-
     def watch(self, client: int, numbers: Iterable[int]) -> None:
         """Tell a client when buffers that others make are there."""
         for number in numbers:
             with contextlib.suppress(HandleError):  # it let go of it in the meantime
                 self.follow(self.directory.wait(client, number))
 
-    def take(self, pieces: Pieces) -> None:
-        """Take pieces that were fetched."""
-        fetching = self._fetches.get(pieces.target)
-        if fetching is None:
-            return  # its client is gone, or its island
-        fetching.pieces += pieces.pieces
-        fetching.error = fetching.error or pieces.error
-        fetching.num_left -= len(pieces.pieces)
-        if fetching.num_left == 0:
-            self._answer(pieces.target)
-
     def fail(self, entry: Entry, error: bytes) -> None:
         """Note that a buffer will never be; whoever fetches it hears why."""
         self.follow(self.directory.fail([entry.buffer.number], error))
-        self._answer_all(entry, error)
+        self.fetches.fail(entry, error)
 
     def refuse(
         self,
@@ -266,10 +210,7 @@ class Buffers:
 
     def leave(self, client: int, gone: bytes) -> None:
         """Let go of all that a client has, and of what it asked for; `gone` says why."""
-        for request, fetching in list(self._fetches.items()):
-            if fetching.client == client:
-                del self._fetches[request]
-                self.unuse(fetching.entry, is_exported=True)
+        self.fetches.leave(client)
         for number, held in list(self.held.items()):
             if held.client == client:
                 del self.held[number]
@@ -307,7 +248,7 @@ class Buffers:
             error = pack_error(lost(buffer, slice_.island, reason))
             if buffer.number not in kept:
                 self.follow(self.directory.lose(buffer.number, error))
-            self._answer_all(entry, error)
+            self.fetches.fail(entry, error)
         for target, source in list(self._sources.items()):
             moved = self.directory.get(target)
             if source.buffer.placement == slice_.name and moved is not None:
@@ -356,19 +297,6 @@ class Buffers:
         for host, boxes in by_host(slice_.held(target.spec, target.type.shape)).items():
             pieces = Pieces(target.number, zeros(target.type, boxes), error)
             self._outbox.send(host, pieces, Lane.BULK)
-
-    def _answer_all(self, entry: Entry, error: bytes) -> None:
-        for request, fetching in list(self._fetches.items()):
-            if fetching.entry is entry:
-                fetching.error = fetching.error or error
-                self._answer(request)
-
-    def _answer(self, request: int) -> None:
-        fetching = self._fetches.pop(request)
-        entry, error = fetching.entry, fetching.entry.error or fetching.error
-        pieces = () if error is not None else tuple(fetching.pieces)
-        self._outbox.tell(fetching.client, Fetched(entry.buffer.number, pieces, error))
-        self.unuse(entry, is_exported=True)
 
     def _held(self, buffer: Buffer) -> list[HeldBox]:
         """Return who has which box of a buffer, of those that can still be asked."""

@@ -175,7 +175,7 @@ class Core:
                 released = self.buffers.directory.drop(client, message.buffers)
                 self.buffers.follow(released)
             case Fetch():
-                self.buffers.fetch(client, message.buffer)
+                self.buffers.fetches.begin(client, message)
             case Register():
                 self._code.register(message)
             case RegisterProgram():
@@ -210,7 +210,7 @@ class Core:
                     self._traces.reported(island.order, host, message)
                 self.dispatch.finished(island.order, host, message.done)
             case Pieces():
-                self.buffers.take(message)
+                self.buffers.fetches.take(message)
             case Compiled():
                 if slice_name := self._code.compiled(host, message):
                     self.dispatch.compiled(message.identity, slice_name)

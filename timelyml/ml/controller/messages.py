@@ -135,9 +135,14 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Ask for the elements of a buffer; `Fetched` answers."""
+    """Ask for the elements of a buffer; `Fetched` answers.
+
+    Or, if it `is_notice`, only whether it is there, on all of its devices; `Finished` or
+    `Failed` answers.
+    """
 
     buffer: int
+    is_notice: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,7 +140,7 @@ class Renewals:
         names = {slice_.name for slice_ in hit}
         self._dispatch.lose(island.order, host, names, packed)
         self._follow(effects)
-        self._buffers.lose_host(host)
+        self._buffers.fetches.lose_host(host)
         if not island.is_own:
             self._end(island, error)
         elif island.is_complete and island.error is None:
