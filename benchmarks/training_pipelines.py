@@ -1,9 +1,10 @@
 """Pipelined training beside the model in one piece, and bubbles: Table 2 and Figure 10.
 
 A Transformer in 4 and 8 stages by 1F1B, four microbatches for each stage, on devices of
-one island and of four; beside it, in processes of plain JAX on the same cores, the whole
-model on one device that uses all of them, and with its rows cut over as many devices as
-there are stages (SPMD). All take turns; ratios are medians of the rounds' own. Then the
+one island and of four, each step a program; beside it, in processes of plain JAX on the
+same cores, the whole model on one device that uses all of them, as JAX does by itself, and
+with its rows cut over as many devices as there are stages (SPMD). All take turns, of some
+steps in a row; ratios are medians of the rounds' own. Then the
 bubble of every schedule on up to 16 paced devices, where a forward pass and both parts of
 a backward pass take so long each and nothing is computed, beside that of its formula. The
 formula has values go from device to device in no time; here they take some milliseconds,
@@ -58,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=1, help="of each figure")
+    parser.add_argument("--steps", type=int, default=3, help="of each figure, in a row")
     parser.add_argument("--stages", type=int, nargs="*", default=[4, 8])
     parser.add_argument("--paced", type=int, nargs="*", default=[4, 16])
     parser.add_argument("--pace-ms", type=float, default=PACE_MS, help="of a pass")
@@ -80,7 +81,8 @@ def main(argv: Sequence[str]) -> int:
 def speeds(num_stages: int, num_rounds: int, steps: int) -> list[dict[str, float]]:
     """Return, for each round, the seconds of a step by how it is trained."""
     spmd = worker_environment(os.environ, num_devices=num_stages)
-    all_cores = {**worker_environment(os.environ, num_devices=1), "XLA_FLAGS": ""}
+    all_cores = {**worker_environment(os.environ), "XLA_FLAGS": ""}
+    del all_cores["NPROC"]  # more threads than cores would slow it down
     name = f"pipe{num_stages}"
     with ExitStack() as stack:
         runs: dict[str, Run] = {}
@@ -94,7 +96,7 @@ def speeds(num_stages: int, num_rounds: int, steps: int) -> list[dict[str, float
             what = "one_island" if islands == 1 else "islands"
             runs[what] = pipeline_on(client, num_stages, islands)
         for run in runs.values():
-            run(1)
+            run(2)
         gc.freeze()  # as in `benchmarks.training`
         return [
             {what: run(steps) / steps for what, run in runs.items()}
@@ -113,16 +115,21 @@ def pipeline_on(client: ml.Client, num_stages: int, islands: int) -> Run:
         client.slice({"data": 1}, island=f"island-{rank * islands // num_stages}")
         for rank in range(num_stages)
     ]
-    pipe = ml.pipeline(
-        cut.stages, slices=slices, num_microbatches=PER_STAGE * num_stages
-    )
+    count = PER_STAGE * num_stages
+    pipe = ml.pipeline(cut.stages, slices=slices, num_microbatches=count)
     step = pipe.train_step(model.loss_fn, model.optimiser(settings))
     held = [step.init(cut.params_of(params))]
+    first, last = slices[0].sharding(), slices[-1].sharding()
+    microbatches = [
+        (client.put(x, first), client.put(y, last))
+        for x, y in zip(np.split(inputs, count), np.split(target, count), strict=True)
+    ]
+    program = ml.program(step.on_microbatches)
 
     def run(num_steps: int) -> float:
         began = time.perf_counter()
         for _ in range(num_steps):
-            held[0], _ = step(held[0], inputs, target)
+            held[0], _ = program(held[0], microbatches)
         wait_for(held[0].params)
         return time.perf_counter() - began
 

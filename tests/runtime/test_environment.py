@@ -30,7 +30,7 @@ def test_a_seed_of_hashes_that_is_set_stays():
 
 @pytest.mark.parametrize(
     ("present", "num_devices", "expected"),
-    [("", 1, "16"), ("2", 1, "16"), ("64", 1, "64"), ("", 12, "24"), ("x", 1, "16")],
+    [("", 1, "8"), ("2", 1, "8"), ("64", 1, "64"), ("", 12, "24"), ("x", 1, "8")],
 )
 def test_xla_has_threads_enough_for_its_collectives(present, num_devices, expected):
     environment = worker_environment({"NPROC": present}, num_devices=num_devices)
