@@ -15,6 +15,8 @@ SOURCES := $(shell find timelyml -name '*.py')
 WITH_COMPILED := PYTHONSAFEPATH=1 PYTHONPATH="$(COMPILED):$(CURDIR)" $(PY)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Else each of the hundreds of processes that tests start compiles all sources anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-slow test-compiled check format bench bench-sources clean

@@ -18,15 +18,14 @@ UNREADABLE = "ignore:Error reading persistent compilation cache entry"
 def pytest_configure(config):
     """Let all processes that tests start share what XLA compiles, for this run alone.
 
-    Many tests compile the same functions, each in workers of its own: that is half of
-    the time that all tests take.
+    Many tests compile the same functions, each in workers of its own.
     """
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return  # the user's own, or of the process that distributes the tests
     directory = tempfile.mkdtemp(prefix="compiled-for-tests-")
     config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))
     os.environ["JAX_COMPILATION_CACHE_DIR"] = directory
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
     others = os.environ.get("PYTHONWARNINGS", "").split(",")
     os.environ["PYTHONWARNINGS"] = ",".join([*filter(None, others), UNREADABLE])

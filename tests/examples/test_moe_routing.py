@@ -95,11 +95,10 @@ def test_a_stopped_run_gives_the_weights_of_the_steps_it_did(corpus, tmp_path):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"top_k": 1, "layers": 2},
+        {"top_k": 1, "layers": 2, "replicate": (0, 3)},
         pytest.param({"top_k": 4}, marks=pytest.mark.slow),
         {"num_experts": 7, "top_k": 3, "data_shards": 1, "expert_shards": 7},
         pytest.param({"data_shards": 4, "expert_shards": 1}, marks=pytest.mark.slow),
-        {"replicate": (0, 3)},
     ],
 )
 def test_other_shapes_of_the_layer_agree_with_dense_jax(changes, corpus):
@@ -147,10 +146,11 @@ def test_a_resumed_run_goes_on_with_the_same_bits_on_other_workers(
 
 
 @pytest.fixture(scope="module")
-def figures(tmp_path_factory):
+def figures(tmp_path_factory, text):
     """What a run of the program printed as JSON, and where it saved its model."""
     directory = tmp_path_factory.mktemp("run")
     options = "--small --json --verify --steps 6 --workers 2 --layers 1 --every 4"
+    options += f" --experts 4 --d-model 16 --batch 8 --data {text}"
     options += f" --picture {directory / 'load.png'} --trace {directory / 'trace'}"
     options += f" --checkpoints {directory / 'saved'}"
     done = subprocess.run(
