@@ -61,6 +61,7 @@ class _Watched:
 def main() -> None:
     """Serve as a worker until told to leave, or until the driver is gone."""
     ignore_interrupts()  # Ctrl-C is for the driver to act on
+    gc.disable()  # until all is loaded: a tenth of that would be collecting nothing
     faulthandler.enable()  # a crash tells on stderr, and so the driver, where it was
     boot = Boot.from_line(sys.stdin.buffer.readline())
     die_with_parent(boot.parent_id, os.getppid)
@@ -87,6 +88,7 @@ def main() -> None:
     # What is loaded by now stays: a full collection would look through all of it, which
     # takes 160 ms with JAX, again and again.
     gc.freeze()
+    gc.enable()
     watched = _Watched(worker)
     threading.Thread(
         target=_beat, args=(boot, watched), name="timelyml-heartbeat", daemon=True
