@@ -141,6 +141,14 @@ def follow(
 
 def show_tables(figures: dict[str, Any], history: History, console: Console) -> None:
     """Print what was learnt, how experts share the work, and what was moved."""
+    console.print(_results(figures))
+    console.print(_edges(figures["bytes_by_edge"], len(history.losses)))
+    console.print(_experts(history))
+    drawn = heat_map(history.shares_over_time(64), history.names)
+    console.print(drawn, highlight=False, markup=False)
+
+
+def _results(figures: dict[str, Any]) -> Table:
     results = Table(title="mixture of experts", show_header=False)
     held_out, rival = (
         figures["held_out_bits_per_byte"],
@@ -159,14 +167,20 @@ def show_tables(figures: dict[str, Any], history: History, console: Console) -> 
         ("bytes within workers", f"{figures['bytes_within_workers']:,}"),
     ):
         results.add_row(label, text)
-    console.print(results)
+    return results
+
+
+def _edges(bytes_by_edge: dict[str, int], num_steps: int) -> Table:
     edges = Table(title="bytes exchanged, per step")
     edges.add_column("edge")
     edges.add_column("bytes", justify="right")
-    by_edge = sorted(figures["bytes_by_edge"].items(), key=lambda item: -item[1])
+    by_edge = sorted(bytes_by_edge.items(), key=lambda item: -item[1])
     for name, size in by_edge[:8]:
-        edges.add_row(Text(name), f"{size // len(history.losses):,}")
-    console.print(edges)
+        edges.add_row(Text(name), f"{size // num_steps:,}")
+    return edges
+
+
+def _experts(history: History) -> Table:
     experts = Table(title="tokens per expert")
     headings = (
         "layer",
@@ -190,9 +204,7 @@ def show_tables(figures: dict[str, Any], history: History, console: Console) -> 
             f"{share:.1%}",
             f"{tenths[layer, index].min():.1%}",
         )
-    console.print(experts)
-    drawn = heat_map(history.shares_over_time(64), history.names)
-    console.print(drawn, highlight=False, markup=False)
+    return experts
 
 
 def heat_map(shares: NDArray[np.float64], names: Sequence[str]) -> str:

@@ -90,26 +90,7 @@ def bytewax(
     check_callable(who, "build", build)
     check_count(who, "processes", processes)
     check_count(who, "credit_bytes", credit_bytes)
-    if not epoch_interval_s >= 0:
-        raise ConfigError(
-            f"operator {who!r} has option 'epoch_interval_s' out of range; got "
-            f"{epoch_interval_s!r}; expected 0 or more; correct the option",
-            operator=who,
-            option="epoch_interval_s",
-        )
-    if regular and processes > 1:
-        raise ConfigError(
-            f"operator {who!r} cannot be regular; got {processes} processes, whose items "
-            f"have no order; expected one; drop one of the options",
-            operator=who,
-            option="regular",
-        )
-    if importlib.util.find_spec("bytewax") is None:
-        raise ConfigError(
-            f"operator {who!r} needs Bytewax; got no module of that name; expected it "
-            f"to be installed; install it, with a Python below 3.13",
-            operator=who,
-        )
+    _check_options(who, processes, epoch_interval_s, regular=regular)
     declared = as_schema(schema)
     feeding = _Feeding(
         _pickled(who, build),
@@ -140,6 +121,31 @@ def bytewax(
     refs = builder.build(feeding.logic(feeding.start_several))
     told.connect(refs[told_port])
     return declare(refs[out_port], declared)
+
+
+def _check_options(
+    who: str, processes: int, epoch_interval_s: float, *, regular: bool
+) -> None:
+    if not epoch_interval_s >= 0:
+        raise ConfigError(
+            f"operator {who!r} has option 'epoch_interval_s' out of range; got "
+            f"{epoch_interval_s!r}; expected 0 or more; correct the option",
+            operator=who,
+            option="epoch_interval_s",
+        )
+    if regular and processes > 1:
+        raise ConfigError(
+            f"operator {who!r} cannot be regular; got {processes} processes, whose items "
+            f"have no order; expected one; drop one of the options",
+            operator=who,
+            option="regular",
+        )
+    if importlib.util.find_spec("bytewax") is None:
+        raise ConfigError(
+            f"operator {who!r} needs Bytewax; got no module of that name; expected it "
+            f"to be installed; install it, with a Python below 3.13",
+            operator=who,
+        )
 
 
 @dataclass(slots=True)

@@ -109,20 +109,7 @@ def window(
         check_key(who, key)
     check_optional_callable(who, "value", value)
     check_optional_callable(who, "combine", combine)
-    if not isinstance(windows, (Tumbling, Sliding, Session)) or up.depth:
-        got = windows if not up.depth else f"a stream {up.depth} scopes deep"
-        raise GraphError(
-            f"operator {who!r} needs windows, outside of scopes; got {got!r}; expected "
-            f"Tumbling, Sliding or Session, and a stream of epochs; leave the scope",
-            operator=who,
-        )
-    if late not in get_args(Late):
-        raise ConfigError(
-            f"operator {who!r} has option 'late' out of range; got {late!r}; expected "
-            f"'all' or 'any'; correct the option",
-            operator=who,
-            option="late",
-        )
+    _check_windows(who, up, windows, late)
     kind: RecordWindows | ColumnWindows
     if aggregates is None:
         kind = RecordWindows(
@@ -169,6 +156,23 @@ def window(
         num_shards=num_shards,
     )
     return Windowed(results, too_late)
+
+
+def _check_windows(who: str, up: StreamLike, windows: Windows, late: Late) -> None:
+    if not isinstance(windows, (Tumbling, Sliding, Session)) or up.depth:
+        got = windows if not up.depth else f"a stream {up.depth} scopes deep"
+        raise GraphError(
+            f"operator {who!r} needs windows, outside of scopes; got {got!r}; expected "
+            f"Tumbling, Sliding or Session, and a stream of epochs; leave the scope",
+            operator=who,
+        )
+    if late not in get_args(Late):
+        raise ConfigError(
+            f"operator {who!r} has option 'late' out of range; got {late!r}; expected "
+            f"'all' or 'any'; correct the option",
+            operator=who,
+            option="late",
+        )
 
 
 def _misfit(who: str, got: str) -> ConfigError:

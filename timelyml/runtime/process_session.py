@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from timelyml.exchange import CONTROLLER, CurveKeys, ZmqTransport
 from timelyml.runtime.boot import Boot, endpoint_to_map
@@ -52,31 +52,14 @@ def process_session(options: ProcessOptions) -> Session:
     is_tcp = options.transport == "tcp"
     bind = f"tcp://{options.host or LOOPBACK}:*" if is_tcp else f"ipc://{scratch.path}"
     try:
-        transport = ZmqTransport(
-            CONTROLLER,
-            codec=worker_codec(options.services),
-            token=token,
-            bind=bind,
-            keys=CurveKeys.generate() if is_tcp else None,
-            advertise=options.advertise,
-            silence_s=options.heartbeat_timeout_s,
-        )
+        transport = _transport(options, token, bind)
     except BaseException:
         scratch.remove()
         raise
     endpoint = endpoint_to_map(transport.endpoint)
     sys_path = [path or str(Path.cwd()) for path in sys.path]  # "" means where we are
-
     services = [spec.to_map() for spec in options.services]
-    guest = {
-        "island": "",
-        "num_hosts": 1,
-        "num_devices": options.num_devices,
-        "address": options.advertise or LOOPBACK,
-    }
-    as_guests = [
-        {**each, "options": {**each["options"], "guest": guest}} for each in services
-    ]
+    as_guests = _for_guests(services, options)
 
     def boot_of(worker: int) -> Callable[[int], Boot]:
         return lambda heartbeat_fd: Boot(
@@ -126,6 +109,33 @@ def process_session(options: ProcessOptions) -> Session:
         services=options.services,
     )
     return Session(controller, transport, launcher, controller, invite)
+
+
+def _transport(options: ProcessOptions, token: bytes, bind: str) -> ZmqTransport:
+    return ZmqTransport(
+        CONTROLLER,
+        codec=worker_codec(options.services),
+        token=token,
+        bind=bind,
+        keys=CurveKeys.generate() if options.transport == "tcp" else None,
+        advertise=options.advertise,
+        silence_s=options.heartbeat_timeout_s,
+    )
+
+
+def _for_guests(
+    services: Sequence[Mapping[str, Any]], options: ProcessOptions
+) -> list[dict[str, Any]]:
+    """Return services as workers have them that take the place of others."""
+    guest = {
+        "island": "",
+        "num_hosts": 1,
+        "num_devices": options.num_devices,
+        "address": options.advertise or LOOPBACK,
+    }
+    return [
+        {**each, "options": {**each["options"], "guest": guest}} for each in services
+    ]
 
 
 def spin_seconds(num_workers: int, num_cores: int, num_devices: int = 1) -> float:
