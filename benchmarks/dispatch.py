@@ -6,8 +6,9 @@ worker. OpByOp: one call for each. Chained: a program of 128 calls, as it is and
 plain JAX in a process with the same devices and environment, which takes turns with them:
 its Fused beside Fused, its OpByOp beside all others. `jax_bare` is its OpByOp launched
 as workers launch, by the executable itself: what one launch after the other can reach
-there. Each ratio is the median of the rounds' own ratios. `--peers` adds Ray, by an actor that owns the devices, and by compiled
-graphs of it; needs the extra `peers`.
+there. Each ratio is the median of the rounds' own ratios. `--peers` adds what is installed of
+the extra `peers`: Ray, by an actor that owns the devices and by compiled graphs of it, and
+Monarch, by an actor.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from statistics import median
 from typing import Any
 
@@ -26,7 +29,6 @@ from jax.sharding import PartitionSpec as P
 
 from benchmarks.peers.asked import asked_process
 from benchmarks.peers.plain_jax import CHAIN, fused, step
-from benchmarks.peers.ray_side import ray_side
 from benchmarks.report import Report
 from timelyml import ml
 from timelyml.runtime.environment import worker_environment
@@ -54,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=1024, help="in each round")
     parser.add_argument("--devices", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--peers", action="store_true", help="Ray too")
+    parser.add_argument("--peers", action="store_true", help="Ray and Monarch too")
     options = parser.parse_args(argv)
     table = Report("Computations with a collective, beside plain JAX")
     for num_devices in options.devices:
@@ -75,7 +77,7 @@ def measure(
         ml.local(devices_per_island=num_devices) as client,
         ExitStack() as stack,
     ):
-        peers = stack.enter_context(ray_side(num_devices)) if with_peers else {}
+        peers = _peers(num_devices, stack) if with_peers else {}
         slice_ = client.slice({"x": num_devices})
         cut = slice_.sharding(P("x"))  # type: ignore[no-untyped-call]  # JAX is typed in part
         first = client.put(np.zeros(num_devices, np.float32), cut)
@@ -106,6 +108,18 @@ def measure(
             {name: timed(steps) for name, timed in runs.items()}
             for _ in range(num_rounds)
         ]
+
+
+def _peers(num_devices: int, stack: ExitStack) -> dict[str, Callable[[int], float]]:
+    """Start the controllers that are installed; until the stack is left."""
+    peers: dict[str, Callable[[int], float]] = {}
+    for package in ("ray", "monarch"):
+        if find_spec(package) is not None:
+            side = import_module(f"benchmarks.peers.{package}_side")
+            peers |= stack.enter_context(side.start(num_devices))
+    if not peers:
+        raise SystemExit("no peer is installed; pip install '.[peers]'")
+    return peers
 
 
 def _timed_chain(function: Callable[[Any], Any], first: Any, steps: int) -> float:

@@ -58,7 +58,7 @@ class Devices:
 
 
 @contextmanager
-def ray_side(num_devices: int) -> Iterator[dict[str, Callable[[int], float]]]:
+def start(num_devices: int) -> Iterator[dict[str, Callable[[int], float]]]:
     """Start Ray; what is yielded takes steps there and returns the seconds."""
     import ray  # noqa: PLC0415 - of the extra `peers`
 

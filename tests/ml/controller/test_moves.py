@@ -313,6 +313,16 @@ def test_what_is_put_and_fetched_while_an_island_forms_anew_comes():
     assert [e.error for e in world.heard[1] if isinstance(e, Fetched)] == [None]
 
 
+def test_what_is_lost_as_the_rest_of_an_island_ends_names_who_died_first():
+    world = World(7, ISLANDS)
+    x = world.put(world.slice(1, 4, "a"), spec=())
+    world.settle()
+    world.lose(0, PeerError("worker 0 was killed"))
+    world.lose(1, PeerError("worker 1 was aborted by JAX, as worker 0 was gone"))
+    world.settle()
+    assert "got worker 0 was killed" in output_errors(world)[x]
+
+
 def test_what_other_hosts_have_survives_the_death_of_one():
     world = World(7, ISLANDS)
     wide, narrow = world.slice(1, 4, "a"), world.slice(1, 2, "a")

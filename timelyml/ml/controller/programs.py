@@ -245,12 +245,14 @@ class Programs:
             self._outbox.book(host).cancels.append(cancel)
 
     def _failed(self, work: ProgramRecord, error: bytes) -> dict[int, bytes]:
-        """Return errors of gangs, those included that an error kept from running."""
+        """Return errors of gangs, those included that an error kept from running.
+
+        Of what did not run on all of its hosts, it is what the others failed of too.
+        """
         failed = dict(work.errors)
         for number, block in enumerate(work.cut.blocks):
             if work.reports.get(number, 0) < len(self._slices[block.slice].hosts):
-                for gang in block.gangs:
-                    failed.setdefault(gang, error)
+                failed.update(dict.fromkeys(block.gangs, error))
         return failed
 
     def _start(

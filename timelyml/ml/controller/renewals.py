@@ -50,7 +50,7 @@ class Island:
         is_renewing: Whether others are on their way to take its place, or have.
         is_replaced: Whether they have.
         error: Why it is lost, if so.
-        cause: Why its hosts have to end, if so.
+        cause: Why its hosts have to end, or the first of them died, if so.
         ends_s: When its hosts are ended, whatever they have not sent.
     """
 
@@ -128,6 +128,8 @@ class Renewals:
         if island is None or host in island.dead:
             return
         island.dead.add(host)
+        # JAX ends processes that were joined with one that dies: they name that one.
+        error = island.cause = island.cause or error
         self._outbox.mute([host])
         self._say_gone(island, host, error)
         self._moves.lose(host)

@@ -18,6 +18,7 @@ import jax
 
 from timelyml.ml.hosts.buffers import Buffer, BufferStore, failure_of
 from timelyml.ml.hosts.compiling import Compiler, Loaded, Loader
+from timelyml.ml.hosts.lost_peers import Torn
 from timelyml.ml.hosts.mailbox import Mailbox
 from timelyml.ml.hosts.messages import (
     NO_NEEDS,
@@ -54,7 +55,7 @@ from timelyml.ml.scheduling import GangKey, LaunchGate, Ticket
 TURN_S = 1e-3
 """How long launches may go on that end at once, before those that are over are told."""
 
-News: TypeAlias = Over | Compiled | Spilled | Left | tuple[int, Pieces]
+News: TypeAlias = Over | Compiled | Spilled | Left | tuple[int, Pieces] | Torn
 """What a host has to tell: the controller, or of pieces the peer that they are for."""
 
 

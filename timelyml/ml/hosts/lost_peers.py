@@ -1,15 +1,21 @@
 """Peers that went: what was to come of them is given up once it is known why.
 
-Whoever shares a link with a process that dies notices first; the controller learns a
-moment later what became of it. A host waits for that, so that every error says it.
+Whoever shares a link with a process that dies notices first, or whoever computes with it;
+the controller learns a moment later what became of it. A host waits for that, so that every
+error says it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from timelyml.errors import BufferLostError
-from timelyml.ml.hosts.messages import Expect, Gone
+from timelyml.ml.functions import ArrayType
+from timelyml.ml.hosts.messages import Expect, Gone, Pieces
+from timelyml.runtime.failure import pack_error
+
+EXPLAINED_S = 2.0
+"""By then the controller has said who died, if anybody did."""
 
 
 @dataclass(slots=True)
@@ -72,3 +78,64 @@ def error_of(gone: Gone, expect: Expect) -> BufferLostError:
         island=gone.island,
         reason=gone.reason,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Torn:
+    """Pieces for a peer that a computation over several hosts failed to make.
+
+    What its transport says of that names no process.
+    """
+
+    peer: int
+    pieces: Pieces
+    type: ArrayType
+
+
+class TornPieces:
+    """Holds pieces until it is known whether a host that computed them is gone.
+
+    >>> torn = TornPieces(explained_s=2.0)
+    >>> torn.add(Torn(3, Pieces(7, (), b"reset"), ArrayType((), "int32", 4)), now_s=1.0)
+    >>> list(torn.due(now_s=2.0)), torn.next_due()
+    ([], 3.0)
+    >>> torn.explain(Gone(0, "island-0", "worker 0 was killed by SIGKILL"))
+    >>> [(peer, b"SIGKILL" in pieces.error) for peer, pieces in torn.due(now_s=2.0)]
+    [(3, True)]
+    """
+
+    def __init__(self, explained_s: float) -> None:
+        self._explained_s = explained_s
+        self._held: list[tuple[float, Torn]] = []
+        self._gone: Gone | None = None
+
+    def add(self, torn: Torn, now_s: float) -> None:
+        """Hold pieces back."""
+        self._held.append((now_s + self._explained_s, torn))
+
+    def explain(self, gone: Gone) -> None:
+        """Take note of the first host of the island that is gone."""
+        self._gone = self._gone or gone
+
+    def due(self, now_s: float) -> list[tuple[int, Pieces]]:
+        """Return the pieces that are held no longer, by whom they are for."""
+        gone = self._gone
+        over = [each for each in self._held if gone is not None or now_s >= each[0]]
+        self._held = [each for each in self._held if each not in over]
+        return [(torn.peer, _explained(torn, gone)) for _, torn in over]
+
+    def next_due(self) -> float | None:
+        """Return when pieces are held no longer whatever the controller says."""
+        return min((due_s for due_s, _ in self._held), default=None)
+
+
+def _explained(torn: Torn, gone: Gone | None) -> Pieces:
+    if gone is None:
+        return torn.pieces
+    error = BufferLostError(
+        f"{torn.type} is lost with island {gone.island!r}; got {gone.reason}; expected "
+        f"its devices to stay; compute it again",
+        island=gone.island,
+        reason=gone.reason,
+    )
+    return replace(torn.pieces, error=pack_error(error))

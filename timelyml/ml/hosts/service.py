@@ -20,7 +20,7 @@ from timelyml.ml.hosts.island import (
     join,
     reserved_address,
 )
-from timelyml.ml.hosts.lost_peers import LostPeers
+from timelyml.ml.hosts.lost_peers import EXPLAINED_S, LostPeers, Torn, TornPieces
 from timelyml.ml.hosts.messages import (
     AbandonSlices,
     Arrived,
@@ -66,6 +66,7 @@ class HostService:
             (),
         )
         self._lost_peers = LostPeers(site.options["give_up_s"])
+        self._torn = TornPieces(EXPLAINED_S)
         self._pending_reports = PendingReports()
         self._moves: list[Arrival] = []
         self._is_traced = False
@@ -133,7 +134,7 @@ class HostService:
             case AbandonSlices():
                 self._executor.abandon(body.slices)
             case Gone():
-                self._lost_peers.explain(body)
+                self._hear_of_loss(body)
             case RemapSlice():
                 self._executor.remap(body)
             case SliceMade():
@@ -147,6 +148,11 @@ class HostService:
                     f"host {self._site.index} got what is no order; got {body!r:.200}; "
                     "expected what the controller says; report it, as this is a bug"
                 )
+
+    def _hear_of_loss(self, gone: Gone) -> None:
+        self._lost_peers.explain(gone)
+        if gone.host in self._hosts:
+            self._torn.explain(gone)
 
     def _hear_of_island(self, body: Coordinator | Formed | HostRefused) -> None:
         if isinstance(body, HostRefused):
@@ -173,7 +179,11 @@ class HostService:
         for each in said:
             if isinstance(each, tuple):  # first, as a device of a peer may wait for it
                 self._send(*each)
-        others = [each for each in said if not isinstance(each, Over | tuple)]
+            elif isinstance(each, Torn):
+                self._torn.add(each, now_s)
+        for peer, pieces in self._torn.due(now_s):
+            self._send(peer, pieces)
+        others = [each for each in said if not isinstance(each, Over | tuple | Torn)]
         # What else is told comes after the launches that were over before.
         if (
             others
@@ -195,6 +205,7 @@ class HostService:
             self._late.next_due(),
             self._pending_reports.due_s,
             self._lost_peers.next_due(),
+            self._torn.next_due(),
         )
         return min((each for each in deadlines if each is not None), default=None)
 

@@ -22,6 +22,7 @@ from timelyml.ml.functions import run_failure, to_host
 from timelyml.ml.hosts.buffers import Buffer, BufferStore
 from timelyml.ml.hosts.compiling import Loaded
 from timelyml.ml.hosts.copies import HostCopy
+from timelyml.ml.hosts.lost_peers import Torn
 from timelyml.ml.hosts.messages import Done, Export, Left, Piece, Pieces, Spilled
 from timelyml.ml.hosts.paced import PacedArray
 from timelyml.ml.hosts.slices import gather, zeros
@@ -86,7 +87,7 @@ class Over:
     is_awaited: bool
 
 
-Said = Over | Left | Spilled | tuple[int, Pieces] | Copied | Exception
+Said = Over | Left | Spilled | tuple[int, Pieces] | Torn | Copied | Exception
 """A launch that is over, pieces for a peer, a copy of a buffer, or a bug, after which
 nothing follows."""
 
@@ -182,7 +183,7 @@ class Waiter:
 
     def export(self, buffer: Buffer, export: Export) -> None:
         """Have pieces of a buffer sent once it is computed."""
-        self._copy(lambda: self._say((export.peer, _pieces(buffer, export))))
+        self._copy(lambda: self._say(_exported(buffer, export)))
 
     def spill(self, number: int, buffer: Buffer) -> None:
         """Have a buffer copied to the host, once what was to be sent of it is sent."""
@@ -358,6 +359,15 @@ def _copied(number: int, buffer: Buffer) -> Copied:
         return Copied(number, HostCopy.of(buffer.array))
     except Exception as raised:  # noqa: BLE001 - that of its computation
         return Copied(number, None, pack_error(run_failure("of a buffer", raised)))
+
+
+def _exported(buffer: Buffer, export: Export) -> tuple[int, Pieces] | Torn:
+    pieces, array = _pieces(buffer, export), buffer.array
+    if pieces.error is None or buffer.error is not None or array is None:
+        return export.peer, pieces
+    if array.is_fully_addressable:
+        return export.peer, pieces
+    return Torn(export.peer, pieces, export.type)
 
 
 def _pieces(buffer: Buffer, export: Export) -> Pieces:
