@@ -82,8 +82,12 @@ class BufferStore:
 
     def put(self, buffer: int, made: Buffer) -> None:
         """Keep what a launch made."""
-        self._promised.discard(buffer)
-        self._buffers[buffer] = made
+        self.put_all((buffer,), (made,))
+
+    def put_all(self, buffers: Sequence[int], made: Iterable[Buffer]) -> None:
+        """Keep all that a launch made: a training step makes a hundred at once."""
+        self._promised.difference_update(buffers)
+        self._buffers.update(zip(buffers, made, strict=False))
 
     def promise(self, buffers: Iterable[int]) -> None:
         """Note results of a launch to come."""
@@ -93,13 +97,14 @@ class BufferStore:
         """Note arguments of a launch to come."""
         self._taken.update(buffers)
 
-    def is_taken(self, buffer: int) -> bool:
-        """Whether a launch takes it; may be asked from any thread."""
-        return buffer in self._taken
+    def wanted(self, buffers: Iterable[int]) -> list[int]:
+        """Return what may be asked for: what is there, and no launch to come takes."""
+        there, taken = self._buffers, self._taken
+        return [each for each in buffers if each in there and each not in taken]
 
-    def is_at_hand(self, buffer: int) -> bool:
-        """Whether it will be there when a launch that uses it has its turn."""
-        return buffer in self._buffers or buffer in self._promised
+    def not_at_hand(self, buffers: Iterable[int]) -> set[int]:
+        """Return those that will not be there when a launch that uses them has its turn."""
+        return set(buffers).difference(self._buffers).difference(self._promised)
 
     def expect(self, expect: Expect, slice_: HostSlice) -> bool:
         """Note a buffer that comes in pieces; True if all of them came before."""
@@ -156,13 +161,16 @@ class BufferStore:
 
     def release(self, buffers: Iterable[int]) -> None:
         """Forget buffers; the pieces of one that is still to come are dropped."""
-        for buffer in buffers:
-            self._buffers.pop(buffer, None)
-            self._early.pop(buffer, None)
-            self._taken.discard(buffer)
-            self._promised.discard(buffer)
-            assembly = self._expected.get(buffer)
-            if assembly is not None:
+        numbers = tuple(buffers)
+        self._taken.difference_update(numbers)
+        self._promised.difference_update(numbers)
+        for number in numbers:
+            self._buffers.pop(number, None)
+        if not (self._early or self._expected):
+            return
+        for number in numbers:
+            self._early.pop(number, None)
+            if (assembly := self._expected.get(number)) is not None:
                 assembly.is_dropped = True
 
     def give_up(self, buffer: int, *, is_coming: bool) -> None:

@@ -168,9 +168,9 @@ class Executor:
         self._spills.update(orders.spills)
         for buffer in orders.spills:
             self._spill(buffer)
-        for buffer in orders.releases:
-            self._exports.pop(buffer, None)
-            self._spills.discard(buffer)
+        self._spills.difference_update(orders.releases)
+        for buffer in self._exports.keys() & orders.releases:
+            del self._exports[buffer]
         self.store.release(orders.releases)
         self._turns.take(self._gate.admit(orders.tickets))
         self._drop_slices(orders.dropped)
@@ -271,8 +271,7 @@ class Executor:
     def _prepare(self, prepare: Prepare) -> None:
         key, code = prepare.key, (prepare.computation, prepare.slice)
         self._prepares[key] = prepare
-        at_hand = self.store.is_at_hand
-        missing: set[Any] = {each for each in prepare.args if not at_hand(each)}
+        missing: set[Any] = set(self.store.not_at_hand(prepare.args))
         if code not in self._code:
             missing.add(code)
         self.store.promise(prepare.outs)
@@ -365,9 +364,10 @@ class Executor:
             for out in prepare.outs:
                 self.store.put(out, Buffer(prepare.slice, None, failure))
             self._hear(Over(Done(sequence, 0, ((0, failure),), ()), is_awaited=True))
-        for out in prepare.outs:
-            if out in self.store:
-                self._came(out)
+        if self._exports or self._awaited or self._spills:  # mostly nobody waits
+            for out in prepare.outs:
+                if out in self.store:
+                    self._came(out)
 
     def _start(
         self,
@@ -388,8 +388,8 @@ class Executor:
                 outputs = executable(*arrays)  # type: ignore[arg-type]  # none is None
         except Exception as raised:  # noqa: BLE001 - whatever XLA refuses
             return pack_failure(executable, raised)
-        for out, array in zip(prepare.outs, outputs, strict=False):
-            self.store.put(out, Buffer(prepare.slice, array, error))
+        made = (Buffer(prepare.slice, array, error) for array in outputs)
+        self.store.put_all(prepare.outs, made)
         started = Started(0, executable, outputs, prepare.outs, error)
         self._waiters[prepare.slice].launched(
             Launched(sequence, (started,), (), started_ns)

@@ -109,9 +109,8 @@ class Runs:
     def missing(self, name: str, block: PlannedBlock) -> set[Any]:
         """Return what a block needs that is neither there nor promised."""
         state = self._states[name]
-        is_at_hand = self._store.is_at_hand
         inputs = [state.run.inputs[number] for _, number in block.inputs]
-        found: set[Any] = {each for each in inputs if not is_at_hand(each)}
+        found: set[Any] = set(self._store.not_at_hand(inputs))
         arrivals = [state.run.first_move + move for _, move in block.arrivals]
         found.update(each for each in arrivals if each not in self._store)
         found.update(x.code for x in block.steps if x.code not in self._code)

@@ -282,21 +282,20 @@ class Waiter:
         done = Done(
             launch.sequence, device_ns, found, tuple(values), ended_ns, sum(left_out)
         )
-        outs = (out for each in launch.started for out in each.outs)
-        self._say(Over(done, bool(found) or any(map(self._is_wanted, outs))))
-
-    def _is_wanted(self, out: int) -> bool:
-        """Whether a result may be asked for; hardly ever what the next launch takes."""
-        return out in self._store and not self._store.is_taken(out)
+        is_awaited = any(self._store.wanted(each.outs) for each in launch.started)
+        self._say(Over(done, is_awaited=bool(found) or is_awaited))
 
     def _look(self, launch: Started, values: list[tuple[int, Any]]) -> bytes | None:
         """Return what a check found; or note the results that are small."""
         failed = launch.executable.check(launch.outputs)
         if failed is not None:
             return pack_error(failed)
+        wanted = set(self._store.wanted(launch.outs))
+        if not wanted:
+            return None
         types = launch.executable.computation.out_types
         for out, array, of in zip(launch.outs, launch.outputs, types, strict=False):
-            if not self._is_wanted(out):  # most of many, so it is asked first
+            if out not in wanted:  # hardly ever what the next launch takes
                 continue
             # Keys would become words by a computation, which is not ours to launch.
             is_small = of.size_bytes <= SMALL_BYTES and of.key_impl is None
