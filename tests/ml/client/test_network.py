@@ -82,14 +82,12 @@ def test_no_key_or_one_too_many_is_refused_at_once(server):
         ml.connect(server.address, key="/no/such/file")
 
 
-def test_the_public_key_without_the_token_is_not_enough(server, monkeypatch):
-    monkeypatch.setattr("timelyml.ml.client.remote.JOIN_TIMEOUT_S", 0.5)
+def test_the_public_key_without_the_token_is_not_enough(server):
     right = AccessKey.of(server.key_path)
     forged = AccessKey(right.public, ServerKeys.generate().token)
-    link = RemoteLink(
-        "here", GateAddress.remote(server.address, forged), ClientOptions()
-    )
-    with pytest.raises(PeerError, match="nobody answers at 'here'"):
+    address = GateAddress.remote(server.address, forged)
+    link = RemoteLink("here", address, ClientOptions(), heartbeat_timeout_s=0.5)
+    with pytest.raises(PeerError, match=r"nobody answers at 'here'; got .* in 0\.5 s"):
         link.connect(lambda _: None)
     assert server._gates[1]._transport.metrics.frames_refused["token"]
 

@@ -16,15 +16,16 @@ from timelyml.ml.controller.clients import ClientOptions
 from timelyml.ml.controller.gate import GateAddress, Join, Joined, JoinRefused
 from timelyml.ml.controller.messages import Closed
 from timelyml.runtime.failure import pack_error, unpack_error
+from timelyml.runtime.options import check_seconds
 
 WAIT_S = 0.5
 JOIN_TIMEOUT_S = 10.0
 
 
-def no_answer(where: str) -> PeerError:
+def no_answer(where: str, waited_s: float = JOIN_TIMEOUT_S) -> PeerError:
     """Return the error of who wants in where nobody serves."""
     return PeerError(
-        f"nobody answers at {where!r}; got no answer in {JOIN_TIMEOUT_S:g} s; expected "
+        f"nobody answers at {where!r}; got no answer in {waited_s:g} s; expected "
         f"a program that serves there; start one, or correct the address"
     )
 
@@ -45,21 +46,27 @@ class RemoteLink:
         where: The file or the address, for people.
         address: How to reach it.
         options: The client's share of device time, and its priority.
+        heartbeat_timeout_s: Silence after which the server is given up.
     """
 
     def __init__(
-        self, where: str, address: GateAddress, options: ClientOptions
+        self,
+        where: str,
+        address: GateAddress,
+        options: ClientOptions,
+        heartbeat_timeout_s: float = JOIN_TIMEOUT_S,
     ) -> None:
         self._where = where
         self._address = address
         self._options = options
+        self._heartbeat_timeout_s = heartbeat_timeout_s
         self._outbox: deque[Any] = deque()
         self._answered = threading.Event()
         self._is_closing = threading.Event()
         self._joined: Joined | None = None
-        self._error: TimelyError = no_answer(where)
+        self._error: TimelyError = no_answer(where, heartbeat_timeout_s)
         self._receive: Callable[[Any], None] = lambda _: None
-        self._transport = address.transport(random_peer())
+        self._transport = address.transport(random_peer(), heartbeat_timeout_s)
         self._thread = threading.Thread(
             target=self._serve, name="timelyml-client", daemon=True
         )
@@ -75,7 +82,7 @@ class RemoteLink:
         self._thread.start()
         options = self._options
         self.send(Join(self._transport.endpoint, options.weight, options.priority))
-        self._answered.wait(JOIN_TIMEOUT_S)
+        self._answered.wait(self._heartbeat_timeout_s)
         if self._joined is None:
             self.close()
             raise self._error
@@ -88,7 +95,9 @@ class RemoteLink:
 
     def another(self, options: ClientOptions) -> RemoteLink:
         """Return a way for another client."""
-        return RemoteLink(self._where, self._address, options)
+        return RemoteLink(
+            self._where, self._address, options, self._heartbeat_timeout_s
+        )
 
     def close(self) -> None:
         """Leave; whoever waits for something hears of it."""
@@ -148,6 +157,7 @@ def connect(
     key: str | Path | None = None,
     weight: int = 1,
     priority: int = 0,
+    heartbeat_timeout_s: float = JOIN_TIMEOUT_S,
 ) -> Client:
     """Connect to a cluster that `ml.serve` serves, and return a client of it.
 
@@ -157,15 +167,18 @@ def connect(
         key: With `tcp://`: the key that the server wrote, or the path of its file.
         weight: The client's share of device time, under the policy "share".
         priority: Larger ones go first, under the policy "priority".
+        heartbeat_timeout_s: How long to wait for its answer; and the silence after
+            which a server over tcp is given up later.
 
     Raises:
         ConfigError: There is no such file, or it is none of a server; there is no key,
-            or it is none; or weight or priority are no whole numbers.
+            or it is none; weight or priority are no whole numbers, or the time is none.
         AdmissionError: The server has as many clients as it takes.
         PeerError: Nobody serves there, or not to who has this key.
     """
-    options = ClientOptions(weight, priority)
-    return Client(RemoteLink(str(address), gate_address(address, key), options))
+    check_seconds("heartbeat_timeout_s", heartbeat_timeout_s)
+    options, gate = ClientOptions(weight, priority), gate_address(address, key)
+    return Client(RemoteLink(str(address), gate, options, heartbeat_timeout_s))
 
 
 def random_peer() -> int:

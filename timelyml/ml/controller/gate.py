@@ -116,8 +116,8 @@ class GateAddress:
         endpoint = tcp_endpoint(address, key.public)
         return cls(endpoint, key.token, f"tcp://{own_address_towards(host)}:*")
 
-    def transport(self, index: int) -> ZmqTransport:
-        """Return a transport with a way to the gate."""
+    def transport(self, index: int, silence_s: float = SILENCE_S) -> ZmqTransport:
+        """Return a transport with a way to the gate, given up if it is silent so long."""
         is_remote = self.bind.startswith("tcp://")
         transport = ZmqTransport(
             index,
@@ -125,6 +125,7 @@ class GateAddress:
             token=self.token,
             bind=self.bind,
             keys=CurveKeys.generate() if is_remote else None,
+            silence_s=silence_s,
         )
         transport.connect(CONTROLLER, self.endpoint)
         return transport
