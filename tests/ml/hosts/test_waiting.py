@@ -6,7 +6,12 @@ import threading
 import time
 import weakref
 
-from timelyml.ml.hosts.buffers import BufferStore
+import jax
+import numpy as np
+
+from timelyml.ml.functions import ArrayType
+from timelyml.ml.hosts import Export
+from timelyml.ml.hosts.buffers import Buffer, BufferStore
 from timelyml.ml.hosts.waiting import Launched, Lines, Started, Waiter
 from timelyml.testing.leftovers import eventually
 
@@ -31,6 +36,18 @@ def test_what_the_last_job_held_goes_with_it():
     del job
     assert has_run.wait(TIMEOUT_S)
     assert eventually(lambda: held() is None, TIMEOUT_S)
+    waiter.close()
+
+
+def test_small_pieces_that_are_there_are_sent_without_another_thread():
+    said = []
+    waiter = Waiter("s", said.append, BufferStore(), lambda: None)
+    array = jax.numpy.arange(4.0, dtype="float32").block_until_ready()
+    of = ArrayType((4,), "float32", 4)
+    waiter.export(Buffer("s", array), Export(1, of, 7, 2, (((1, 3),),)))
+    ((peer, pieces),) = said
+    assert (peer, pieces.target) == (7, 2)
+    np.testing.assert_array_equal(pieces.pieces[0].array, [1.0, 2.0])
     waiter.close()
 
 

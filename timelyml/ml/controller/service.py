@@ -63,7 +63,7 @@ class ControllerService:
             limits=self._limits,
         )
         delay_s = site.options.get("delay_s", 0.0)
-        self._late: Delayed[tuple[int, Any]] = Delayed(delay_s, site.clock)
+        self._late: Delayed[tuple[int, Any]] = Delayed(delay_s, site.clock, site.wake)
         self._inbox: deque[Callable[[], None]] = deque()
         self._clients: dict[int, Receive] = {}
         self._numbers = itertools.count(1)
@@ -181,6 +181,7 @@ class ControllerService:
 
     def close(self, error: TimelyError | None) -> None:
         """Tell every client that nothing more comes."""
+        self._late.close()
         error = error or RunStoppedError("the cluster is closed")
         with self._lock:
             self._error = error

@@ -57,6 +57,15 @@ class PacedArray:
         return getattr(self._array, name)
 
 
+class PacedOutputs(list[Any]):
+    """What a launch returns, also to who takes it as XLA's own results are taken."""
+
+    def consume_with_handlers(self, handlers: object) -> list[Any]:
+        """Return the arrays, which need no handlers."""
+        del handlers
+        return self
+
+
 class PacedExecutable:
     """A computation on paced devices.
 
@@ -67,7 +76,6 @@ class PacedExecutable:
         free_ns: When each device is free; shared by all that is launched there.
     """
 
-    quick: tuple[Callable[[list[jax.Array]], Any], Any] | None = None
     memory = MemoryNeeds(0, 0, 0, 0)
 
     def __init__(
@@ -88,6 +96,9 @@ class PacedExecutable:
         mesh = Mesh(grid, logical.axis_names, axis_types=axis_types)
         results = zip(computation.out_types, computation.out_specs, strict=True)
         self._zeros = [_zeros(of, named_sharding(mesh, spec)) for of, spec in results]
+        # As of what computes: where nobody looks at it in between, it is launched so.
+        self.quick: tuple[Callable[[list[jax.Array]], Any], Any] | None
+        self.quick = self._hold, None
 
     def pending(self, arrays: Sequence[Any]) -> tuple[()]:
         """Nothing is looked at before it starts."""
@@ -96,6 +107,9 @@ class PacedExecutable:
 
     def __call__(self, *arrays: Any) -> list[Any]:
         """Hold the devices once they are free and the arguments there."""
+        return self._hold(arrays)
+
+    def _hold(self, arrays: Sequence[Any]) -> PacedOutputs:
         free_ns = self._free_ns
         begin_ns = max(
             time.monotonic_ns(),
@@ -104,7 +118,7 @@ class PacedExecutable:
         )
         end_ns = begin_ns + self._duration_ns
         free_ns.update(dict.fromkeys(self._own, end_ns))
-        return [PacedArray(each, end_ns) for each in self._zeros]
+        return PacedOutputs([PacedArray(each, end_ns) for each in self._zeros])
 
     def check(self, outputs: Sequence[Any]) -> None:
         """Nothing can fail that is not computed."""

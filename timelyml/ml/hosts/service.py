@@ -58,7 +58,7 @@ class HostService:
         )
         self._executor = Executor(str(site.index), site.wake, executables)
         self._late: Delayed[tuple[int, Any]] = Delayed(
-            site.options.get("delay_s", 0.0), site.clock
+            site.options.get("delay_s", 0.0), site.clock, site.wake
         )
         self._guest: dict[str, Any] | None = site.options.get("guest")
         self._hosts: Sequence[int] = next(
@@ -216,6 +216,7 @@ class HostService:
     def close(self, error: TimelyError | None) -> None:
         """End the threads of the executor."""
         del error
+        self._late.close()
         self._executor.close()
 
     def _report(self) -> None:

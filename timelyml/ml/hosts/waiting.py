@@ -23,9 +23,9 @@ from timelyml.ml.hosts.buffers import Buffer, BufferStore
 from timelyml.ml.hosts.compiling import Loaded
 from timelyml.ml.hosts.copies import HostCopy
 from timelyml.ml.hosts.lost_peers import Torn
-from timelyml.ml.hosts.messages import Done, Export, Left, Piece, Pieces, Spilled
+from timelyml.ml.hosts.messages import Done, Export, Left, Pieces, Spilled
 from timelyml.ml.hosts.paced import PacedArray
-from timelyml.ml.hosts.slices import gather, zeros
+from timelyml.ml.hosts.sending import is_quick, pieces_for
 from timelyml.ml.jax_private import is_ready
 from timelyml.runtime.failure import pack_error
 
@@ -182,8 +182,15 @@ class Waiter:
         return False
 
     def export(self, buffer: Buffer, export: Export) -> None:
-        """Have pieces of a buffer sent once it is computed."""
-        self._copy(lambda: self._say(_exported(buffer, export)))
+        """Have pieces of a buffer sent once it is computed.
+
+        Small ones that are there are sent at once: of a chain of small computations over
+        several slices, most of the time would be spent waking threads.
+        """
+        if is_quick(buffer, export):
+            self._say(_exported(buffer, export))
+        else:
+            self._copy(lambda: self._say(_exported(buffer, export)))
 
     def spill(self, number: int, buffer: Buffer) -> None:
         """Have a buffer copied to the host, once what was to be sent of it is sent."""
@@ -361,37 +368,9 @@ def _copied(number: int, buffer: Buffer) -> Copied:
 
 
 def _exported(buffer: Buffer, export: Export) -> tuple[int, Pieces] | Torn:
-    pieces, array = _pieces(buffer, export), buffer.array
+    pieces, array = pieces_for(buffer, export), buffer.array
     if pieces.error is None or buffer.error is not None or array is None:
         return export.peer, pieces
     if array.is_fully_addressable:
         return export.peer, pieces
     return Torn(export.peer, pieces, export.type)
-
-
-def _pieces(buffer: Buffer, export: Export) -> Pieces:
-    found = _pieces_there(buffer, export)
-    if export.starts is None:
-        return found
-    pairs = zip(found.pieces, export.starts, strict=True)
-    placed = tuple(Piece(tuple(starts), piece.array) for piece, starts in pairs)
-    return Pieces(found.target, placed, found.error)
-
-
-def _pieces_there(buffer: Buffer, export: Export) -> Pieces:
-    """Return pieces of a buffer, each where it lies."""
-    error = buffer.error
-    if buffer.copy is not None and error is None:
-        sent_ns = time.monotonic_ns()
-        pieces = buffer.copy.pieces(export.boxes)
-        return Pieces(export.target, pieces, sent_ns=sent_ns)
-    if buffer.array is not None and error is None:
-        try:
-            buffer.array.block_until_ready()
-        except Exception as raised:  # noqa: BLE001 - that of its computation
-            error = pack_error(run_failure(f"that returned {export.type}", raised))
-        else:
-            sent_ns = time.monotonic_ns()
-            pieces = gather(buffer.array, export.type, export.boxes)
-            return Pieces(export.target, pieces, sent_ns=sent_ns)
-    return Pieces(export.target, zeros(export.type, export.boxes), error)
