@@ -26,6 +26,7 @@ from timelyml.ml.client.slices import Slice
 from timelyml.ml.controller.messages import Call, CallProgram, Release
 from timelyml.ml.functions import Computation, TracedCall
 from timelyml.ml.programs import Program
+from timelyml.ml.scheduling import DEFAULT_WINDOW_NS
 
 MAX_CALLS = 128
 """That travel together; to hosts they are blocks, so that others may go in between."""
@@ -34,18 +35,17 @@ PIECE_CALLS = 16
 """Of a sequence that has not come before, such parts may have."""
 
 BATCH_S = 2e-3
-"""How long these may take together: whoever waits for one waits for all of them, and of
-clients that take turns by their shares each gets so much at a time."""
+"""Device time that these may take together: whoever waits for one waits for all of them.
+By the pace at which they end, which includes what they cost and what others run, a client
+would collect the fewer, the slower they are, and have them cost the more."""
 
 BATCH_ALONE_S = 8e-3
-"""Device time that those of a client may take that has its devices for itself. By the
-pace at which they end, which includes what they cost, it would collect the fewer, the
-slower they are, and have them cost the more."""
+"""The same of a client that has its devices for itself."""
 
 MIN_UNDER_WAY = 16
 """Calls that keep devices busy while others are collected."""
 
-MAX_PACE_S = 2e-3
+MAX_CALL_S = 2e-3
 """Calls that take longer go alone; what they cost is little to that."""
 
 SMALL_BYTES = 1 << 16
@@ -58,8 +58,11 @@ MAX_DELAY_S = 1e-3
 """How long while what is under way keeps devices busy: a client that holds calls back for
 longer is not there when its turn comes."""
 
-MAX_DELAY_ALONE_S = 8e-3
-"""The same where nobody else takes turns."""
+MAX_DELAY_FAR_S = 8e-3
+"""The same where nobody else takes turns, or enough is under way for the turns to come."""
+
+FAR_S = MAX_DELAY_FAR_S + DEFAULT_WINDOW_NS / 1e9
+"""Device time that is enough: some of it may be ordered already."""
 
 YIELD_S = 5e-4
 """How long a client waits after a call while enough long ones are under way. Where the
@@ -107,7 +110,7 @@ class Ahead:
         inbox = self._inbox
         if (
             inbox.num_unfinished >= MIN_UNDER_WAY
-            and 0 < (inbox.call_s if inbox.is_alone else inbox.pace_s) <= MAX_PACE_S
+            and 0 < inbox.call_s <= MAX_CALL_S
             and not call.order  # what comes in between is on other slices
             and call.slice.name not in self._given_back
             and self._fits(call)
@@ -118,9 +121,8 @@ class Ahead:
 
     def _most(self) -> int:
         """Return how many calls may travel together."""
-        if self._inbox.is_alone:
-            return _most_at(self._inbox.call_s, BATCH_ALONE_S)
-        return _most_at(self._inbox.pace_s, BATCH_S)
+        inbox = self._inbox
+        return _most_at(inbox.call_s, BATCH_ALONE_S if inbox.is_alone else BATCH_S)
 
     def _fits(self, call: TracedCall) -> bool:
         """Whether a call could be part of a program that takes handles where they lie."""
@@ -191,7 +193,8 @@ class Ahead:
                 return
             age_s = time.monotonic() - self._batch.began_s
             is_needed = inbox.num_unfinished * inbox.pace_s < 2 * DELAY_S
-            longest_s = MAX_DELAY_ALONE_S if inbox.is_alone else MAX_DELAY_S
+            is_far = inbox.is_alone or inbox.num_unfinished * inbox.call_s >= FAR_S
+            longest_s = MAX_DELAY_FAR_S if is_far else MAX_DELAY_S
             if age_s >= (DELAY_S if is_needed else longest_s):
                 self._send()
             else:
@@ -225,7 +228,7 @@ class Ahead:
         self._releases.flush()
         self._send_now(message)
         inbox = self._inbox
-        if inbox.num_unfinished >= MIN_UNDER_WAY and inbox.pace_s > MAX_PACE_S:
+        if inbox.num_unfinished >= MIN_UNDER_WAY and inbox.pace_s > MAX_CALL_S:
             time.sleep(YIELD_S)
 
     def _send(self) -> None:
@@ -237,10 +240,11 @@ class Ahead:
         held = {x.buffer for x in handles if x is not None and not x.is_deleted()}
         named: list[int] = []
         start, num_left = 0, len(batch.calls)
-        while num_left:  # sizes of which there are few, so that they come again
-            size = 1 << (num_left.bit_length() - 1)
-            named += self._send_part(batch, start, start + size, held)
-            start, num_left = start + size, num_left - size
+        with self._releases.sending(batch.made, held):
+            while num_left:  # sizes of which there are few, so that they come again
+                size = 1 << (num_left.bit_length() - 1)
+                named += self._send_part(batch, start, start + size, held)
+                start, num_left = start + size, num_left - size
         # That they went may have been told already, when nobody knew of them.
         gone = [each for each in named if each not in held]
         if gone:

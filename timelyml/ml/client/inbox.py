@@ -165,8 +165,10 @@ class Inbox:
         ended = self._end_calls(message.num_calls)
         if ended:
             self.is_alone = message.is_alone
+            # Whatever calls waited for, this is what they took: the first says it all.
             call_s = message.device_ns / 1e9 / ended
-            self.call_s += (call_s - self.call_s) * _weight_of(ended)
+            before_s = self.call_s or call_s
+            self.call_s = before_s + (call_s - before_s) / 4
         for buffer in message.buffers:
             handle = self._handles.get(buffer)
             if handle is not None:

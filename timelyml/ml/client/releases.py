@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections import deque
+from collections.abc import Container, Iterator
 from queue import SimpleQueue
 
 from timelyml.errors import TimelyError
@@ -28,6 +30,9 @@ class Releases:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._numbers: deque[int] = deque()
+        self._telling = threading.Lock()  # never taken by a finaliser
+        self._unsent: Container[int] = ()
+        self._aside: list[int] = []
         self._bell: SimpleQueue[bool] = SimpleQueue()  # may be rung from a finaliser
         self._is_rung = False
         self._is_closed = threading.Event()
@@ -53,15 +58,35 @@ class Releases:
         Raises:
             TimelyError: Nothing can be told any more.
         """
-        self._is_rung = False  # before looking: who adds something later rings anew
-        numbers = []
-        while self._numbers:
-            try:
-                numbers.append(self._numbers.popleft())
-            except IndexError:  # another thread was faster
-                break
-        if numbers:
-            self._link.send(Release(tuple(numbers)))
+        with self._telling:
+            self._is_rung = False  # before looking: who adds something later rings anew
+            numbers = [self._numbers.popleft() for _ in range(len(self._numbers))]
+            if self._unsent:
+                self._aside += [each for each in numbers if each in self._unsent]
+                numbers = [each for each in numbers if each not in self._unsent]
+            if numbers:
+                self._link.send(Release(tuple(numbers)))
+
+    @contextlib.contextmanager
+    def sending(self, made: Container[int], held: Container[int]) -> Iterator[None]:
+        """Tell nothing meanwhile of what calls make that are sent in several messages.
+
+        A later one may take by its number what nobody holds any more. What nobody held
+        before has no name outside of these calls; that it went is told by who sends.
+
+        Args:
+            made: Numbers of what the calls make.
+            held: Those of them that somebody held when sending began.
+        """
+        with self._telling:
+            self._unsent = made
+        try:
+            yield
+        finally:
+            with self._telling:
+                self._unsent = ()
+                self._numbers += [each for each in self._aside if each in held]
+                self._aside.clear()
 
     def close(self) -> None:
         """End the thread."""
