@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -192,7 +193,12 @@ def _flatten(payload: Any) -> tuple[list[Any], Callable[[Any], Any]]:
     """Return the leaves, at least one, and a function from leaves to the pytree."""
     if isinstance(payload, np.ndarray):
         return [payload], _only
-    import optree  # noqa: PLC0415  a tenth of our import; lists and arrays need none
+    names = _names_of(payload)
+    if names:  # as optree does it, in a fifth of its 5 us
+        order = list(payload)
+        leaves = [payload[name] for name in names]
+        return leaves, partial(_named, names, None if order == names else order)
+    import optree  # noqa: PLC0415  takes a worker 15 ms; most payloads need none
 
     leaves, treespec = optree.tree_flatten(payload, namespace=_NAMESPACE)
     unknown = {
@@ -209,6 +215,21 @@ def _flatten(payload: Any) -> tuple[list[Any], Callable[[Any], Any]]:
     if not leaves:
         raise _not_a_payload(payload)
     return leaves, treespec.unflatten
+
+
+def _names_of(payload: Any) -> list[str]:
+    """Return the names of a dictionary of arrays, sorted; none of what else it is."""
+    if type(payload) is not dict:
+        return []
+    for name, column in payload.items():
+        if type(name) is not str or type(column) is not np.ndarray:
+            return []
+    return sorted(payload)
+
+
+def _named(names: list[str], order: list[str] | None, leaves: Any) -> dict[str, Any]:
+    columns = dict(zip(names, leaves, strict=True))
+    return columns if order is None else {name: columns[name] for name in order}
 
 
 def _only(leaves: Any) -> Any:
@@ -241,15 +262,20 @@ def _register_dataclass(cls: type[Any]) -> None:
 
 
 def _as_array(leaf: Any) -> Array:
+    array: Array = leaf if type(leaf) is np.ndarray else _converted(leaf)
+    _check_array(array)
+    return array
+
+
+def _converted(leaf: Any) -> Array:
+    # Not asked of each array: to load `numpy.ma` takes a worker 20 ms.
     if isinstance(leaf, np.ma.MaskedArray) or not hasattr(leaf, "__array__"):
         raise PayloadError(
             f"a payload holds something that is no array; got {type(leaf).__name__}; "
             f"expected a list of records or a pytree of arrays; wrap records in a list",
             got=type(leaf).__name__,
         )
-    array: Array = leaf if type(leaf) is np.ndarray else np.asarray(leaf)
-    _check_array(array)
-    return array
+    return np.asarray(leaf)
 
 
 def _check_array(array: Array) -> None:
@@ -278,9 +304,17 @@ def _check_lengths(arrays: Sequence[Array]) -> None:
 
 
 def _concat_columns(payloads: Sequence[Payload]) -> Payload:
+    flattened = [_flatten(payload) for payload in payloads]
+    names = _names_of(payloads[0])
+    if not names or any(_names_of(payload) != names for payload in payloads):
+        _check_structures(payloads)
+    columns = zip(*(leaves for leaves, _ in flattened), strict=True)
+    return flattened[0][1]([_concat_arrays(column) for column in columns])
+
+
+def _check_structures(payloads: Sequence[Payload]) -> None:
     import optree  # noqa: PLC0415  see `_flatten`
 
-    flattened = [_flatten(payload) for payload in payloads]
     structures = {optree.tree_structure(p, namespace=_NAMESPACE) for p in payloads}
     if len(structures) > 1:
         found = sorted(str(structure) for structure in structures)
@@ -289,8 +323,6 @@ def _concat_columns(payloads: Sequence[Payload]) -> Payload:
             f"send the same columns every time",
             structures=found,
         )
-    columns = zip(*(leaves for leaves, _ in flattened), strict=True)
-    return flattened[0][1]([_concat_arrays(column) for column in columns])
 
 
 def _concat_arrays(arrays: Sequence[Array]) -> Array:

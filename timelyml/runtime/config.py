@@ -26,6 +26,7 @@ from timelyml.runtime.options import (
 
 ProgressMode = Literal["broadcast", "accumulator"]
 PROGRESS_MODES = ("broadcast", "accumulator")
+BROADCASTERS_PER_CORE = 3  # measured with `python -m benchmarks oversubscribed`
 MEBIBYTE = 1 << 20
 INPUT_KIND = "input"  # an operator that the driver feeds
 PROBE_KIND = "probe"  # one whose input frontier the driver observes
@@ -37,7 +38,8 @@ class RunConfig:
 
     Attributes:
         progress_mode: Who hears of progress: every worker from every worker
-            (`broadcast`), or through the controller (`accumulator`).
+            (`broadcast`), or through the controller (`accumulator`); see
+            `default_mode` for what a cluster chooses.
         max_epochs_ahead: Epochs that a source may have open at once.
         credit_bytes: Bytes that may wait in the queue of one acyclic channel
             between one pair of workers.
@@ -72,6 +74,19 @@ class RunConfig:
             raise refusal("event_log", self.event_log, "a directory")
         if not is_placement(self.placement):
             raise refusal("placement", self.placement, PLACEMENT_RULE)
+
+
+def default_mode(num_workers: int, num_cores: int) -> ProgressMode:
+    """Return the mode in which that many processes use least of so many cores.
+
+    To tell each other takes as many messages as there are pairs, and where pairs share
+    cores, each takes its time of all. Through the controller it is two a worker.
+
+    >>> default_mode(6, num_cores=2), default_mode(8, num_cores=2)
+    ('broadcast', 'accumulator')
+    """
+    is_crowded = num_workers > BROADCASTERS_PER_CORE * num_cores
+    return "accumulator" if is_crowded else "broadcast"
 
 
 @dataclass(frozen=True, slots=True)
