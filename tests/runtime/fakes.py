@@ -69,15 +69,19 @@ class FakeWorker:
 class Keeper:
     """Stands in for a launcher."""
 
-    def __init__(self, tail=""):
+    def __init__(self, tail="", place=None):
         self.killed = []
         self.tail = tail
+        self.at = place
 
     def stderr_tail(self, worker):
         return self.tail
 
     def activity(self, worker):
         return ""
+
+    def place(self, worker):
+        return self.at
 
     def kill(self, worker):
         self.killed.append(worker)

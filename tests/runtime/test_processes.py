@@ -19,7 +19,7 @@ import zmq
 from timelyml import Cluster, Dataflow
 from timelyml.errors import DeadlineError, PeerError
 from timelyml.exchange import CONTROLLER, ZmqTransport
-from timelyml.runtime import launch_processes
+from timelyml.runtime.child import Child
 from timelyml.runtime.launch_processes import ProcessLauncher
 
 TIMEOUT_S = 60.0
@@ -118,16 +118,19 @@ def test_a_killed_worker_ends_every_run_within_seconds_and_is_replaced(tmp_path)
     with Cluster(2, heartbeat_timeout_s=SILENCE_S) as cluster:
         ids = process_ids(cluster)
         here = tmp_path / "here"
-        run = cluster.start(flow_of(announced(here)))
+        run = cluster.start(flow_of(announced(here), data=[1]))
         other = cluster.start(flow_of(announced(tmp_path / "there")))
         wait_for(here.exists)
         killed = time.monotonic()
         os.kill(ids[1], signal.SIGKILL)
         for each in (run, other):
-            match = rf"worker 1 \(pid {ids[1]}\) was killed by SIGKILL"
-            with pytest.raises(PeerError, match=match) as got:
+            who = rf"worker 1 \(pid {ids[1]}\) was killed by SIGKILL"
+            where = r"in operator 'work', shard 1, at time 0, of run \d+ of dataflow"
+            with pytest.raises(PeerError, match=f"{who} {where}") as got:
                 each.result(TIMEOUT_S)
-            assert got.value.process_id == ids[1]
+            error = got.value
+            assert (error.process_id, error.worker) == (ids[1], 1)
+            assert (error.operator, error.shard, error.time) == ("work", 1, 0)
         assert time.monotonic() - killed < SOON_S
         replaced = process_ids(cluster)
         assert not set(ids.values()) & set(replaced.values())
@@ -149,7 +152,7 @@ def test_user_code_that_exits_the_process_is_a_dead_worker_with_its_exit_code():
 
     with (
         Cluster(1) as cluster,
-        pytest.raises(PeerError, match=r"worker 0 .*exited with code 7") as got,
+        pytest.raises(PeerError, match=r"exited with code 7 in operator 'work'") as got,
     ):
         cluster.run(flow_of(leave), timeout_s=TIMEOUT_S)
     assert "bye" in got.value.__notes__[0]
@@ -215,10 +218,10 @@ def test_a_stopped_worker_is_given_up_after_its_heartbeat_timeout(tmp_path):
         ids = process_ids(cluster)
         here = tmp_path / "here"
         run = cluster.start(flow_of(announced(here), data=[1]))
-        activities = cluster._session.controller._activities
-        wait_for(lambda: "'work'" in activities.get(1, ""))
+        wait_for(here.exists)
         os.kill(ids[1], signal.SIGSTOP)
-        with pytest.raises(PeerError, match=r"stopped answering .* operator 'work'"):
+        match = r"stopped answering .* in operator 'work', shard 1, at time 0"
+        with pytest.raises(PeerError, match=match):
             run.result(TIMEOUT_S)
         wait_for(lambda: not is_alive(ids[1]))
 
@@ -314,7 +317,7 @@ def test_what_a_worker_says_that_was_let_go_alarms_nobody(capsys):
     said = b"terminate called without an active exception\n"
     launcher = SimpleNamespace(_read=lambda fd: said)
     for is_dismissed in (False, True):
-        child = launch_processes._Child(0, None, -1, None, is_dismissed=is_dismissed)
+        child = Child(0, None, -1, None, None, is_dismissed=is_dismissed)
         ProcessLauncher._read_stderr(launcher, child, 0, None)
         assert child.tail == said
         assert capsys.readouterr().err == ("" if is_dismissed else said.decode())

@@ -23,6 +23,7 @@ class Boot:
         sys_path: The driver's `sys.path`, so that its modules import here too.
         spill_directory: Private, for blocks that do not fit in memory.
         heartbeat_fd: Pipe to the driver for signs of life.
+        memory_fd: Of memory shared with the driver, for where the worker is.
         heartbeat_s: How often.
         heartbeat_timeout_s: Silence after which peers elsewhere are given up.
         spin_s: How long its loop may look for messages before it sleeps.
@@ -37,6 +38,7 @@ class Boot:
     sys_path: list[str]
     spill_directory: str
     heartbeat_fd: int
+    memory_fd: int
     heartbeat_s: float
     heartbeat_timeout_s: float
     spin_s: float = 0.0

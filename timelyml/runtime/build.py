@@ -6,9 +6,11 @@ agree without a message.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Protocol
 
 from timelyml.errors import GraphError
+from timelyml.exchange import Codec, SpillingQueue
 from timelyml.graph import Graph, OperatorSpec, Pipeline, Placement
 from timelyml.progress import CapabilityTable, Timestamp, Tracker, minimum
 from timelyml.runtime.channels import Outbox, OutChannel
@@ -31,6 +33,7 @@ class Site(Turn, Protocol):
     progress: ProgressLink
     state: StateStore
     channels: list[OutChannel]
+    instances: list[OperatorInstance]
 
 
 def initial_counts(graph: Graph, num_workers: int) -> list[tuple[int, Timestamp, int]]:
@@ -76,6 +79,23 @@ def build_instances(site: Site, outbox: Outbox) -> list[OperatorInstance]:
         for spec in site.graph.operators
     ]
     return [_build(site, spec, owners, outbox) for spec in site.graph.operators]
+
+
+def build_spills(site: Site, codec: Codec, directory: Path) -> dict[int, SpillingQueue]:
+    """Build the queue of each channel inside a cycle, by its index."""
+    spills = {}
+    for channel in site.graph.channels:
+        if channel.is_cyclic:
+            instance = site.instances[channel.target.operator]
+            queue = SpillingQueue(
+                site.config.loop_budget_bytes,
+                directory,
+                codec,
+                f"operator {instance.name!r}",
+            )
+            instance.spilled.append(queue)
+            spills[channel.index] = queue
+    return spills
 
 
 def _build(

@@ -20,7 +20,7 @@ from typing import Any, Literal, Self
 from timelyml.errors import ConfigError, RunStoppedError
 from timelyml.exchange import CONTROLLER, InProcessHub
 from timelyml.graph import Graph
-from timelyml.runtime.config import ProgressMode, RunConfig, ShippedRun, default_mode
+from timelyml.runtime.config import RunConfig, ShippedRun, default_mode
 from timelyml.runtime.controller import Controller
 from timelyml.runtime.failure import deserted_error
 from timelyml.runtime.guests import Invitation
@@ -225,7 +225,9 @@ class Cluster:
                 "flow.run(cluster=cluster), or pass what flow.build() returns"
             )
         check_listener(on_message)
-        run_config = make_config({"progress_mode": self._progress_mode, **config})
+        num_processes = self.options.workers if self.options.mode == "processes" else 1
+        mode = default_mode(num_processes, len(os.sched_getaffinity(0)))
+        run_config = make_config({"progress_mode": mode, **config})
         if not (members := self._members()):
             raise deserted_error(self)
         resolved = graph.resolve(len(members), placement=run_config.placement)
@@ -266,11 +268,6 @@ class Cluster:
         if session is None or not session.is_usable:
             return range(self.options.workers)
         return session.controller.members()
-
-    @property
-    def _progress_mode(self) -> ProgressMode:
-        num_processes = self.options.workers if self.options.mode == "processes" else 0
-        return default_mode(num_processes, len(os.sched_getaffinity(0)))
 
     def _close(self, at_once: bool) -> None:
         with self._lock:

@@ -18,13 +18,7 @@ from timelyml.errors import (
     TimelyError,
     summary_of,
 )
-from timelyml.exchange import (
-    CONTROLLER,
-    Lane,
-    LinkFailure,
-    Transport,
-    Unreadable,
-)
+from timelyml.exchange import CONTROLLER, Lane, LinkFailure, Transport, Unreadable
 from timelyml.runtime.effects import Effect, Ended, Send
 from timelyml.runtime.failure import closed_error, unpack_error
 from timelyml.runtime.guests import Guests
@@ -211,7 +205,7 @@ class Controller:
 
     def heard(self, worker: int, activity: str, busy_s: float) -> None:
         """Note a heartbeat."""
-        self.membership.heard(worker, self._clock(), activity)
+        self.membership.heard(worker, self._clock())
         self._activities[worker] = (
             f"in {activity} for {busy_s:.1f} s" if busy_s >= 0.1 else activity
         )
@@ -225,7 +219,9 @@ class Controller:
         if self.is_stopped or self.membership.members[worker].error is not None:
             return
         tail = self._keeper.stderr_tail(worker) if self._keeper is not None else ""
-        error = self.membership.lose(worker, what, stderr_tail=tail)
+        place = self._keeper.place(worker) if self._keeper is not None else None
+        where, values = self.runs.told(place)
+        error = self.membership.lose(worker, what + where, stderr_tail=tail, **values)
         if self._keeper is not None:
             self._keeper.kill(worker)
         self.runs.lose(worker, error)

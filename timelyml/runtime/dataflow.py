@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from timelyml.errors import PayloadError
-from timelyml.exchange import CONTROLLER, Codec, Lane, SpillingQueue
-from timelyml.graph import ChannelSpec, Graph
+from timelyml.exchange import CONTROLLER, Codec, Lane
+from timelyml.graph import Graph
 from timelyml.progress import (
     CapabilityTable,
     ProgressBatch,
@@ -24,7 +24,7 @@ from timelyml.progress import (
     new_tuple,
 )
 from timelyml.runtime.agenda import in_graph_order
-from timelyml.runtime.build import build_instances, initial_counts
+from timelyml.runtime.build import build_instances, build_spills, initial_counts
 from timelyml.runtime.channels import Arrival, Outbox, OutChannel
 from timelyml.runtime.config import INPUT_KIND, RunConfig
 from timelyml.runtime.epochs import EpochGate
@@ -45,6 +45,7 @@ from timelyml.runtime.progress_link import ProgressLink
 from timelyml.runtime.refunds import Refunds
 from timelyml.runtime.state import StateLimit, StateStore
 from timelyml.runtime.timers import Timers, earliest
+from timelyml.runtime.whereabouts import Whereabouts
 
 # What a worker's own changes lead to at once goes out with them, in one message.
 MAX_ROUNDS = 16
@@ -68,6 +69,7 @@ class Dataflow:
         codec: Codec,
         clock: Callable[[], float],
         spill_directory: Path,
+        memory: Any = None,
     ) -> None:
         self.graph = graph
         self.config = config
@@ -78,6 +80,7 @@ class Dataflow:
         self.log: EventLog | None = None
         self.numbers: dict[int, int] = {}  # of workers whose own are others
         self.running: OperatorInstance | None = None
+        self.whereabouts = Whereabouts(memory, generation)
         self.state = StateStore()
         limit_bytes = config.state_limit_bytes
         self._state_limit = limit_bytes and StateLimit(self.state, limit_bytes)
@@ -117,18 +120,7 @@ class Dataflow:
             graph.location_of_input(at.operator, at.port) for at in targets
         ]
         self._gate = EpochGate(graph, self.tracker, config.max_epochs_ahead)
-        self.spills = {
-            channel.index: self._make_spill(channel, codec, spill_directory)
-            for channel in graph.channels
-            if channel.is_cyclic
-        }
-
-    def _make_spill(self, of: ChannelSpec, codec: Codec, where: Path) -> SpillingQueue:
-        instance = self.instances[of.target.operator]
-        budget = self.config.loop_budget_bytes
-        queue = SpillingQueue(budget, where, codec, f"operator {instance.name!r}")
-        instance.spilled.append(queue)
-        return queue
+        self.spills = build_spills(self, codec, spill_directory)
 
     def start(self) -> None:
         """Start every operator; data may arrive from now on."""
@@ -140,6 +132,7 @@ class Dataflow:
             instance.start()
             self._active.add(instance.index)
         self.running = None
+        self.whereabouts.leave()
 
     def export_shard(self, operator: int, shard: int) -> ShardImage:
         """Return all that is kept of a shard, between two turns; it stays in place."""
@@ -341,6 +334,7 @@ class Dataflow:
             if self._state_limit:
                 self._state_limit.look(instance.index, instance.name, instance.metrics)
         self.running = None
+        self.whereabouts.leave()
 
     def _flush(self) -> None:
         self._has_consumed = False

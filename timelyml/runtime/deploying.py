@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from timelyml.exchange import Codec
 from timelyml.runtime.dataflow import Dataflow
@@ -21,6 +22,7 @@ def deploy(
     codec: Codec,
     clock: Callable[[], float],
     spill_directory: Path,
+    memory: Any = None,
 ) -> Dataflow:
     """Build the part of a run that a worker does.
 
@@ -31,6 +33,7 @@ def deploy(
         codec: For what spills to disk.
         clock: Monotonic seconds.
         spill_directory: Where that goes.
+        memory: In which it notes where it is, see `whereabouts.py`.
 
     Raises:
         BaseException: Whatever a shipped value raises as it is unpickled.
@@ -60,6 +63,7 @@ def deploy(
         codec=codec,
         clock=clock,
         spill_directory=spill_directory,
+        memory=memory,
     )
     dataflow.log, dataflow.numbers = log, numbers
     return dataflow

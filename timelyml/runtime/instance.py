@@ -85,6 +85,7 @@ class OperatorInstance:
         self._frontiers = [tracker.frontier(loc) for loc in input_locations]
         self._all_ports = tuple(range(spec.num_inputs))
         self._turn = turn
+        self._whereabouts = turn.whereabouts
         self._completion = Completion(
             logic, self._frontiers, dense_inputs, depth=spec.depth
         )
@@ -106,7 +107,7 @@ class OperatorInstance:
         """Run `on_start` of every shard; then drop what they did not keep."""
         if self.logic.on_start is not None:
             for shard in self.shards.values():
-                self.current = (shard.index, None)
+                self._enter(shard.index, None)
                 self.logic.on_start(shard)
         self._rights.end_start()
 
@@ -166,6 +167,7 @@ class OperatorInstance:
     def _run_one(self) -> bool:
         """Do one thing, in a fixed order of preference; False if there is none."""
         if self._steps is not None:
+            self._enter(*self.current)
             self._continue()
         elif self._messages:
             self._take_message()
@@ -179,11 +181,15 @@ class OperatorInstance:
         elif self._activated:
             shard = self.shards[self._activated.pop()]
             if self.logic.on_activate is not None:
-                self.current = (shard.index, None)
+                self._enter(shard.index, None)
                 self.logic.on_activate(shard)
         else:
             return False
         return True
+
+    def _enter(self, shard: int, time: Timestamp | None) -> None:
+        self.current = (shard, time)
+        self._whereabouts.enter(self.index, shard, time)
 
     def _begin(self, steps: Iterator[Any]) -> None:
         self._steps = steps
@@ -227,7 +233,7 @@ class OperatorInstance:
     def _hand(self, shard: Shard, delivery: Delivery) -> Steps:
         time = delivery.time
         self._rights.begin(delivery.port, time)
-        self.current = (shard.index, time)
+        self._enter(shard.index, time)
         on_batch = self._on_batch
         if on_batch is None:
             return None
@@ -272,7 +278,7 @@ class OperatorInstance:
         shard = self.shards[notification.shard]
         self._rights.begin(notification.via_port, notification.time)
         self.notified_ports = notification.ports
-        self.current = (shard.index, notification.time)
+        self._enter(shard.index, notification.time)
         self.metrics["notifications"] += 1
         on_notify = self.logic.on_notify
         if on_notify is not None:
@@ -300,14 +306,14 @@ class OperatorInstance:
 
     def _take_message(self) -> None:
         index, body = self._messages.popleft()
-        self.current = (index, None)
+        self._enter(index, None)
         if self.logic.on_message is not None:
             self.logic.on_message(self.shards[index], body)
 
     def _take_spilled(self) -> bool:
         for queue in self.spilled:
             if len(queue):
-                self.current = (-1, None)  # until it is read, nobody knows
+                self._enter(-1, None)  # until it is read, nobody knows
                 self._consume(queue.pop())
                 return True
         return False
@@ -316,7 +322,7 @@ class OperatorInstance:
         if callback is None:
             return
         for shard in self.shards.values():
-            self.current = (shard.index, None)
+            self._enter(shard.index, None)
             callback(shard)
 
     def mint(self, output: int, time: Timestamp, site: str) -> Capability:

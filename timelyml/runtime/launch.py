@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from timelyml.exchange import CONTROLLER, InProcessHub, Transport
 from timelyml.runtime import forks
@@ -54,8 +54,9 @@ def make_worker(
     transport: Transport,
     spill_directory: Path,
     services: Sequence[ServiceSpec] = (),
+    memory: Any = None,
 ) -> Worker:
-    """Build a worker and let it say hello."""
+    """Build a worker and let it say hello; it notes in `memory` where it is."""
     endpoint = getattr(transport, "endpoint", None)
     transport.send(CONTROLLER, Hello(index, os.getpid(), endpoint, HANDSHAKE))
     worker = Worker(
@@ -65,6 +66,7 @@ def make_worker(
         clock=time.monotonic,
         spill_directory=spill_directory,
         services=services,
+        memory=memory,
     )
     forks.watch(worker)
     return worker

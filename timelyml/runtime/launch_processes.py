@@ -12,21 +12,30 @@ import json
 import math
 import os
 import selectors
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from timelyml.runtime.boot import Boot
+from timelyml.runtime.child import (
+    Child,
+    cpu_seconds,
+    describe_exit,
+    end_group,
+    exit_fd_of,
+    has_exited,
+    process_fields,
+    reap,
+)
 from timelyml.runtime.controller import Controller
 from timelyml.runtime.environment import worker_environment
 from timelyml.runtime.signals import hold_interrupts
+from timelyml.runtime.whereabouts import Place, new_memory, place_in
 
 POLL_S = 0.2
 LEAVE_TIMEOUT_S = 3.0
@@ -35,31 +44,12 @@ LOOKS_PER_TIMEOUT = 4
 TAIL_BYTES = 4096
 
 
-@dataclass(slots=True)
-class _Child:
-    """One worker process, as its parent sees it."""
-
-    worker: int
-    process: subprocess.Popen[bytes]
-    heartbeat_fd: int
-    exit_fd: int | None  # readable once it has exited, where the system has such
-    tail: bytearray = field(default_factory=bytearray)
-    unread: bytes = b""
-    is_gone: bool = False
-    is_dismissed: bool = False
-    has_beaten: bool = False
-    num_stopped: int = 0  # looks in a row that found it stopped by a signal
-    ends_s: float = math.inf  # when it is killed, as it was let go and may be stuck
-    cpu_s: float = 0.0
-    last_look: float = 0.0  # at its heartbeat or, for want of one, its CPU time
-
-
 class ProcessLauncher:
     """Starts worker processes on this machine.
 
     Args:
         num_workers: How many are started at once.
-        boot_of: What each worker is told, by index and `heartbeat_fd`.
+        boot_of: What each worker is told, by index, `heartbeat_fd` and `memory_fd`.
         environment: Variables that win over those that workers get otherwise.
         num_devices: Virtual devices that JAX shows in each worker.
         heartbeat_timeout_s: After how long the controller gives a silent worker up.
@@ -69,7 +59,7 @@ class ProcessLauncher:
     def __init__(
         self,
         num_workers: int,
-        boot_of: Callable[[int], Callable[[int], Boot]],
+        boot_of: Callable[[int], Callable[[int, int], Boot]],
         *,
         environment: Mapping[str, str] | None = None,
         num_devices: int = 1,
@@ -85,7 +75,7 @@ class ProcessLauncher:
         self._environment["PYTHONPATH"] = python_path(self._environment)
         self._cleanup = cleanup
         self._look_s = heartbeat_timeout_s / LOOKS_PER_TIMEOUT
-        self._children: dict[int, _Child] = {}
+        self._children: dict[int, Child] = {}
         self._selector = selectors.DefaultSelector()
         self._wake_out, self._wake_in = os.pipe()
         self._selector.register(self._wake_out, selectors.EVENT_READ, None)
@@ -124,6 +114,11 @@ class ProcessLauncher:
         child = self._children.get(worker)
         return "" if child is None else bytes(child.tail).decode(errors="replace")
 
+    def place(self, worker: int) -> Place | None:
+        """Return in which callback of an operator a worker is, or was as it died."""
+        child = self._children.get(worker)
+        return None if child is None else place_in(child.memory)
+
     def kill(self, worker: int) -> None:
         """End a worker at once; a stopped one too."""
         child = self._children.get(worker)
@@ -149,7 +144,7 @@ class ProcessLauncher:
         if child is None or child.is_gone:
             return ""
         process_id = child.process.pid
-        is_stopped = _process_fields(process_id)[:1] == ["T"]
+        is_stopped = process_fields(process_id)[:1] == ["T"]
         return f"stopped by a signal, as process {process_id}" if is_stopped else ""
 
     def _serve(self, controller: Controller) -> None:
@@ -163,8 +158,8 @@ class ProcessLauncher:
         finally:
             for child in self._children.values():
                 if not child.is_gone:
-                    _end_group(child.process.pid)
-                    _reap(child.process)
+                    end_group(child.process.pid)
+                    reap(child.process)
                 self._release(child)
             self._selector.close()
 
@@ -174,7 +169,7 @@ class ProcessLauncher:
         if time.monotonic() >= min(self._close_deadline, self._hurry_deadline):
             for child in self._children.values():
                 if not child.is_gone:
-                    _end_group(child.process.pid)
+                    end_group(child.process.pid)
         return all(child.is_gone for child in self._children.values())
 
     def _turn(self, controller: Controller) -> None:
@@ -192,16 +187,17 @@ class ProcessLauncher:
             if child.is_gone:
                 continue
             if now >= child.ends_s:
-                _end_group(child.process.pid)
-            if _has_exited(child.process):
+                end_group(child.process.pid)
+            if has_exited(child.process):
                 self._gone(child, controller)
             elif now - child.last_look >= self._look_s:
                 self._look_for_life(child, now, controller)
 
     def _spawn(
-        self, worker: int, boot: Callable[[int], Boot], controller: Controller
+        self, worker: int, boot: Callable[[int, int], Boot], controller: Controller
     ) -> None:
         heartbeat_out, heartbeat_in = os.pipe()
+        memory, memory_fd = new_memory()
         os.set_blocking(heartbeat_in, False)
         os.set_blocking(heartbeat_out, False)
         try:
@@ -210,7 +206,7 @@ class ProcessLauncher:
                 stdin=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=self._environment,
-                pass_fds=(heartbeat_in,),
+                pass_fds=(heartbeat_in, memory_fd),
                 start_new_session=True,  # signals of the terminal are for the driver
                 bufsize=0,
             )
@@ -221,16 +217,17 @@ class ProcessLauncher:
             return
         finally:
             os.close(heartbeat_in)
-        child = _Child(worker, process, heartbeat_out, _exit_fd(process.pid))
+            os.close(memory_fd)
+        child = Child(worker, process, heartbeat_out, exit_fd_of(process.pid), memory)
         child.last_look = time.monotonic()
         self._children[worker] = child
         self._watch(child)
-        line = boot(heartbeat_in).to_line()
+        line = boot(heartbeat_in, memory_fd).to_line()
         assert process.stdin is not None  # noqa: S101 - for the type checker
         with contextlib.suppress(BrokenPipeError):  # dead at once: its exit tells why
             process.stdin.write(line)
 
-    def _watch(self, child: _Child) -> None:
+    def _watch(self, child: Child) -> None:
         stderr = child.process.stderr
         assert stderr is not None  # noqa: S101 - for the type checker
         os.set_blocking(stderr.fileno(), False)
@@ -255,7 +252,7 @@ class ProcessLauncher:
             self._unregister(fd)
         return data
 
-    def _read_stderr(self, child: _Child, fd: int, _: Controller) -> None:
+    def _read_stderr(self, child: Child, fd: int, _: Controller) -> None:
         data = self._read(fd)
         if not data:
             return
@@ -269,23 +266,23 @@ class ProcessLauncher:
         except (OSError, ValueError, AttributeError):
             pass  # the driver's stderr is closed or replaced by something odd
 
-    def _read_heartbeats(self, child: _Child, fd: int, controller: Controller) -> None:
+    def _read_heartbeats(self, child: Child, fd: int, controller: Controller) -> None:
         *lines, child.unread = (child.unread + self._read(fd)).split(b"\n")
         child.has_beaten = child.has_beaten or bool(lines)
         if not lines or child.worker >= self._num_workers:
             return  # who came later is known by its link
-        child.cpu_s, child.last_look = _cpu_seconds(child.process.pid), time.monotonic()
+        child.cpu_s, child.last_look = cpu_seconds(child.process.pid), time.monotonic()
         beat = json.loads(lines[-1])
         worker, activity, busy_s = child.worker, beat["activity"], beat["busy_s"]
         controller.post(lambda: controller.heard(worker, activity, busy_s))
 
-    def _read_exit(self, child: _Child, fd: int, controller: Controller) -> None:
+    def _read_exit(self, child: Child, fd: int, controller: Controller) -> None:
         self._unregister(fd)
         self._gone(child, controller)
 
-    def _look_for_life(self, child: _Child, now: float, controller: Controller) -> None:
+    def _look_for_life(self, child: Child, now: float, controller: Controller) -> None:
         """A worker whose user code keeps the interpreter busy cannot beat; it works."""
-        cpu_s, before = _cpu_seconds(child.process.pid), child.cpu_s
+        cpu_s, before = cpu_seconds(child.process.pid), child.cpu_s
         child.cpu_s, child.last_look = cpu_s, now
         worker, doing = child.worker, self.activity(child.worker)
         if cpu_s > before and worker < self._num_workers:
@@ -294,15 +291,15 @@ class ProcessLauncher:
         if child.num_stopped == LOOKS_PER_TIMEOUT and not child.has_beaten:
             self._tell_lost(worker, f"never came; it is {doing}", controller)
 
-    def _gone(self, child: _Child, controller: Controller) -> None:
+    def _gone(self, child: Child, controller: Controller) -> None:
         child.is_gone = True
-        _reap(child.process)
+        reap(child.process)
         if child.process.stderr is not None:
             # what it said last; a grandchild may still hold the pipe, so not until EOF
             self._read_stderr(child, child.process.stderr.fileno(), controller)
         self._release(child)
         if self._close_deadline is None and child.ends_s == math.inf:
-            worker, what = child.worker, _describe_exit(child.process.returncode)
+            worker, what = child.worker, describe_exit(child.process.returncode)
             self._tell_lost(worker, what, controller)
 
     def _tell_lost(self, worker: int, what: str, controller: Controller) -> None:
@@ -310,7 +307,7 @@ class ProcessLauncher:
         lose = controller.guests.lose if is_guest else controller.lose_worker
         controller.post(lambda: lose(worker, what))
 
-    def _release(self, child: _Child) -> None:
+    def _release(self, child: Child) -> None:
         fds = [child.heartbeat_fd, child.exit_fd]
         if child.process.stderr is not None and not child.process.stderr.closed:
             self._unregister(child.process.stderr.fileno())
@@ -330,64 +327,6 @@ class ProcessLauncher:
 
 def _is_registered(selector: selectors.BaseSelector, fd: int) -> bool:
     return fd in selector.get_map()
-
-
-def _has_exited(process: subprocess.Popen[bytes]) -> bool:
-    """Whether it has, without giving its number away: its group still has it."""
-    options = os.WEXITED | os.WNOHANG | os.WNOWAIT
-    try:
-        return os.waitid(os.P_PID, process.pid, options) is not None
-    except ChildProcessError:
-        return True  # somebody else took note, e.g. the system if SIGCHLD is ignored
-
-
-def _reap(process: subprocess.Popen[bytes]) -> None:
-    """Await the end of a worker, and end what its user code started and left."""
-    with contextlib.suppress(ChildProcessError):
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        _end_group(process.pid)
-    process.wait()
-
-
-def _end_group(process_id: int) -> None:
-    """Kill a worker that was not reaped yet, and all that its user code started.
-
-    Who wants to outlive the worker starts a session of its own.
-    """
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process_id, signal.SIGKILL)
-
-
-def _exit_fd(process_id: int) -> int | None:
-    try:
-        return os.pidfd_open(process_id)
-    except (AttributeError, OSError):
-        return None  # another system: `poll` finds it out within POLL_S
-
-
-def _process_fields(process_id: int) -> list[str]:
-    """What Linux tells of a process, its state first; nothing on other systems."""
-    try:
-        text = Path(f"/proc/{process_id}/stat").read_text()
-    except OSError:
-        return []
-    return text.rpartition(")")[2].split()
-
-
-def _cpu_seconds(process_id: int) -> float:
-    """CPU time of a process so far; 0 where the system does not tell."""
-    fields = _process_fields(process_id)
-    ticks = int(fields[11]) + int(fields[12]) if fields else 0
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _describe_exit(code: int | None) -> str:
-    if code is not None and code < 0:
-        try:
-            return f"was killed by {signal.Signals(-code).name}"
-        except ValueError:
-            return f"was killed by signal {-code}"
-    return f"exited with code {code}"
 
 
 def python_path(environment: Mapping[str, str]) -> str:

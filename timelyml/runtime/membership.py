@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 from timelyml.errors import PeerError
 from timelyml.exchange import Endpoint
+from timelyml.runtime.whereabouts import Place
 
 
 class Keeper(Protocol):
@@ -24,6 +25,9 @@ class Keeper(Protocol):
 
     def activity(self, worker: int) -> str:
         """Return what a worker is doing, where it can be seen from here."""
+
+    def place(self, worker: int) -> Place | None:
+        """Return in which callback of an operator a worker is, or was as it died."""
 
     def kill(self, worker: int) -> None:
         """End a worker that was given up, so that it cannot wake up late."""
@@ -53,7 +57,6 @@ class Member:
     has_come: bool = False
     is_connected: bool = False
     last_heard: float = 0.0
-    activity: str = ""
     error: PeerError | None = None
     stderr_tail: str = ""
 
@@ -112,19 +115,21 @@ class Membership:
         members = enumerate(self.members)
         return {worker: m.endpoint for worker, m in members if m.error is None}
 
-    def heard(self, worker: int, now: float, activity: str | None = None) -> None:
+    def heard(self, worker: int, now: float) -> None:
         """Note a sign of life."""
-        member = self.members[worker]
-        member.last_heard = now
-        if activity is not None:
-            member.activity = activity
+        self.members[worker].last_heard = now
 
-    def lose(self, worker: int, what: str, *, stderr_tail: str = "") -> PeerError:
-        """Give a worker up, because of `what` (`was killed by SIGKILL`)."""
+    def lose(
+        self, worker: int, what: str, *, stderr_tail: str = "", **place: Any
+    ) -> PeerError:
+        """Give a worker up, because of `what` (`was killed by SIGKILL`).
+
+        `place` tells operator, shard and time, as values of the error.
+        """
         member = self.members[worker]
         if member.error is None:
             member.stderr_tail = stderr_tail
-            member.error = self._lost_error(worker, what)
+            member.error = self._lost_error(worker, what, place)
             self.error = self.error or member.error
             self.phase = Phase.BROKEN
         return member.error
@@ -210,16 +215,19 @@ class Membership:
         return [(worker, f"{what}; {waited}") for worker in late]
 
     def _silence(self, member: Member, now: float) -> str:
-        doing = f", last seen {member.activity}" if member.activity else ""
-        return f"stopped answering {now - member.last_heard:.1f} s ago{doing}"
+        return f"stopped answering {now - member.last_heard:.1f} s ago"
 
-    def _lost_error(self, worker: int, what: str) -> PeerError:
+    def _lost_error(
+        self, worker: int, what: str, place: Mapping[str, Any]
+    ) -> PeerError:
         member = self.members[worker]
         msg = (
             f"{self.describe(worker)} {what}; got a cluster without it; expected all "
             f"{self.num_workers} workers to stay; start again what ends with it"
         )
-        error = PeerError(msg, worker=worker, process_id=member.process_id, reason=what)
+        error = PeerError(
+            msg, worker=worker, process_id=member.process_id, reason=what, **place
+        )
         if tail := member.stderr_tail.strip():
             error.add_note(f"last lines of its stderr:\n{tail}")
         return error

@@ -23,6 +23,7 @@ from timelyml.runtime.loop import drive
 from timelyml.runtime.service import ServiceSpec
 from timelyml.runtime.shipping import worker_codec
 from timelyml.runtime.signals import die_with_parent, ignore_interrupts
+from timelyml.runtime.whereabouts import shared_memory
 from timelyml.runtime.worker import Worker
 
 EXIT_ORPHANED = 3
@@ -84,7 +85,8 @@ def main() -> None:
     )
     transport.connect(CONTROLLER, endpoint_from_map(boot.controller))
     directory = Path(boot.spill_directory)
-    worker = make_worker(boot.worker, transport, directory, services)
+    memory = shared_memory(boot.memory_fd)
+    worker = make_worker(boot.worker, transport, directory, services, memory)
     # What is loaded by now stays: a full collection would look through all of it, which
     # takes 160 ms with JAX, again and again.
     gc.freeze()

@@ -61,8 +61,8 @@ def process_session(options: ProcessOptions) -> Session:
     services = [spec.to_map() for spec in options.services]
     as_guests = _for_guests(services, options)
 
-    def boot_of(worker: int) -> Callable[[int], Boot]:
-        return lambda heartbeat_fd: Boot(
+    def boot_of(worker: int) -> Callable[[int, int], Boot]:
+        return lambda heartbeat_fd, memory_fd: Boot(
             worker=worker,
             parent_id=os.getpid(),
             token=token.hex(),
@@ -71,6 +71,7 @@ def process_session(options: ProcessOptions) -> Session:
             sys_path=sys_path,
             spill_directory=str(scratch.path),
             heartbeat_fd=heartbeat_fd,
+            memory_fd=memory_fd,
             heartbeat_s=min(1.0, options.heartbeat_timeout_s / BEATS_PER_TIMEOUT),
             heartbeat_timeout_s=options.heartbeat_timeout_s,
             spin_s=spin_seconds(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from timelyml.errors import TimelyError
 from timelyml.runtime.effects import Effect, Ended, Send
 from timelyml.runtime.failure import own_failure
 from timelyml.runtime.run_plan import RunPhase
 from timelyml.runtime.run_state import RunState
+from timelyml.runtime.whereabouts import Place
 
 Observer = Callable[[Effect], None]
 """Told everything about one run, in order; runs in the controller's thread."""
@@ -73,6 +75,17 @@ class Runs:
         """End the runs that a worker takes part in."""
         # Each its own, as whoever raises it lets it hold what is around there.
         self.decide_all(lambda run, now: run.lose(worker, error.anew(), now))
+
+    def told(self, place: Place | None) -> tuple[str, dict[str, Any]]:
+        """Say in which callback a worker is, or was as it died; also as values.
+
+        Nothing in words if it is in none, or if that run is over.
+        """
+        run = None if place is None else self.get(place.generation)
+        if place is None or run is None:
+            return "", {"operator": None, "shard": None, "time": None}
+        where, values = place.told(run.plan.graph)
+        return f" in {where}, of {run.who}", values
 
     def touch(self, generation: int) -> bool:
         """Let a run settle its progress when it is due; False if it is over."""

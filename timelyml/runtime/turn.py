@@ -6,11 +6,13 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from timelyml.runtime.channels import Arrival
+from timelyml.runtime.whereabouts import Whereabouts
 
 
 class Turn(Protocol):
     """The run on this worker, as an instance sees it while it has its turn."""
 
+    whereabouts: Whereabouts
     worker_index: int
     num_workers: int
 

@@ -65,6 +65,7 @@ class Worker:
         clock: Callable[[], float],
         spill_directory: Path,
         services: Sequence[ServiceSpec] = (),
+        memory: Any = None,
     ) -> None:
         self.index = index
         self.is_stopped = False
@@ -74,6 +75,7 @@ class Worker:
         self._codec = codec
         self._clock = clock
         self._spill_directory = spill_directory
+        self._memory = memory  # for where it is, shared with who started its process
         self._dataflows: dict[int, Dataflow] = {}
         self._started: list[Dataflow] = []
         self._finishing: set[int] = set()  # complete, but not yet known to be here
@@ -214,6 +216,7 @@ class Worker:
                 codec=self._codec,
                 clock=self._clock,
                 spill_directory=self._spill_directory,
+                memory=self._memory,
             )
         except BaseException as error:
             if is_interrupt(error):
