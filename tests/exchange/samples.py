@@ -13,7 +13,8 @@ from timelyml.exchange import Codec, Endpoint, Incoming, Transport, ZmqTransport
 
 Time = int | tuple[int, ...]
 TOKEN = b"0123456789abcdef"
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
+PATIENCE_S = 60.0  # within it a peer is no failure, and what was sent is flushed
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,8 @@ def receive(transport: Transport, count: int = 1) -> list[Incoming]:
 
 @contextmanager
 def cluster(bind: str, count: int = 2, **options: Any) -> Iterator[list[ZmqTransport]]:
-    """Open transports that are all connected with each other."""
+    """Open transports that are all connected with each other, on a machine at work."""
+    options = {"silence_s": PATIENCE_S, **options}
     with ExitStack() as stack:
         peers = []
         for index in range(count):

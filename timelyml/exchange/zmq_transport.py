@@ -39,8 +39,11 @@ from timelyml.exchange.transport import (
 from timelyml.exchange.zmq_inbox import CLOSED, Inbox
 from timelyml.exchange.zmq_link import OutgoingLink
 
-GRACE_S = 0.1
-"""How long after a connection broke its peer may still be heard."""
+GRACE_S = 0.5
+"""How long after a connection broke its peer may still be heard.
+
+The other connection between the two may bring a large message for so long.
+"""
 
 SILENCE_S = 10.0
 """After so long a peer that does not answer is given up, unless another is stated."""
