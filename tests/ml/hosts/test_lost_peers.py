@@ -18,7 +18,7 @@ from timelyml.testing.leftovers import eventually
 
 FLOAT = ArrayType((4,), "float32", 4)
 GIVE_UP_S = 10.0
-NOTHING = dict.fromkeys(Orders.__dataclass_fields__, ())
+NOTHING = dict.fromkeys(Orders._fields, ())
 BROKE = PeerError("worker 1 lost its link from worker 0; got reset by its peer")
 KILLED = Gone(0, "island-0", "worker 0 (pid 7) was killed by SIGKILL")
 

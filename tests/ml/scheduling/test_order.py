@@ -176,9 +176,9 @@ def test_no_device_ever_has_more_under_way_than_its_limits(machine):
         for group, load in limits._loads.items():
             assert 0 <= load.num_unfinished <= limits._max_unfinished
             under_way = [
-                launch.estimate_ns
+                launch.grant.estimate_ns
                 for launch in scheduler._order.launches.values()
-                if group in limits.groups_of(launch.placement)
+                if group in limits.groups_of(launch.grant.placement)
             ]
             assert load.num_unfinished == len(under_way)
             assert load.pending_ns == sum(under_way)

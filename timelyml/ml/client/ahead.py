@@ -45,6 +45,10 @@ BATCH_ALONE_S = 8e-3
 MIN_UNDER_WAY = 16
 """Calls that keep devices busy while others are collected."""
 
+SHORT_S = 100e-6
+"""Calls of a client that has its devices for itself and that take no longer are
+collected once four are under way: to send one costs more than all of these."""
+
 MAX_CALL_S = 2e-3
 """Calls that take longer go alone; what they cost is little to that."""
 
@@ -68,6 +72,11 @@ YIELD_S = 5e-4
 """How long a client waits after a call while enough long ones are under way. Where the
 controller is a thread of the client's process, it would wait ten times as long for its
 turn otherwise, and devices for what is next."""
+
+HANDOVER_S = 1e-6
+"""The same after calls that fill what may travel together. The controller would get its
+turn in that process only once the interpreter takes it from the client, after 5 ms, in
+which devices have long done all that they were given."""
 
 MAX_SEQUENCES = 64
 """That are remembered; programs whose calls never come in the same order need none."""
@@ -109,7 +118,7 @@ class Ahead:
         """Whether a call may be added; if not, what was collected is sent."""
         inbox = self._inbox
         if (
-            inbox.num_unfinished >= MIN_UNDER_WAY
+            inbox.num_unfinished >= self._least()
             and 0 < inbox.call_s <= MAX_CALL_S
             and not call.order  # what comes in between is on other slices
             and call.slice.name not in self._given_back
@@ -118,6 +127,12 @@ class Ahead:
             return True
         self.flush()
         return False
+
+    def _least(self) -> int:
+        """Return how many calls have to be under way before others are collected."""
+        inbox = self._inbox
+        is_short = inbox.is_alone and inbox.call_s <= SHORT_S
+        return MIN_UNDER_WAY // 4 if is_short else MIN_UNDER_WAY
 
     def _most(self) -> int:
         """Return how many calls may travel together."""
@@ -131,10 +146,16 @@ class Ahead:
         if may_travel is None:
             may_travel = _may_travel(computation)
             self._may_travel[computation.identity] = may_travel
-        return may_travel and all(
-            isinstance(each, Handle) and each.slice is slice_ and each.spec == spec
-            for each, spec in zip(call.operands, computation.in_specs, strict=True)
-        )
+        if not may_travel:
+            return False
+        for each, spec in zip(call.operands, computation.in_specs, strict=True):
+            if (
+                type(each) is not Handle
+                or each.slice is not slice_
+                or each.spec != spec
+            ):
+                return False
+        return True
 
     def add(
         self,
@@ -151,6 +172,8 @@ class Ahead:
                 batch.slice is not slice_ or len(batch.calls) >= batch.most
             ):
                 self._send()
+                if self._link.shares_process:
+                    time.sleep(HANDOVER_S)
             if self._batch is None:
                 most = self._most()
                 self._batch = Batch(slice_, most, time.monotonic())

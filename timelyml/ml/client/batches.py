@@ -51,15 +51,18 @@ class Batch:
         results: Sequence[Handle],
     ) -> None:
         """Add a call."""
+        args, outs, made = [], [], self.made
         for each in operands:
-            if each.buffer not in self.made:
-                self.inputs[each.buffer] = each
+            number = each.buffer
+            if number not in made:
+                self.inputs[number] = each
+            args.append(number)
         for each in results:
+            number = each.buffer
             self.results.append(weakref.ref(each))
-            self.made[each.buffer] = each.type, each.spec
-        args = tuple([each.buffer for each in operands])
-        outs = tuple([each.buffer for each in results])
-        self.calls.append((computation, args, outs))
+            made[number] = each.type, each.spec
+            outs.append(number)
+        self.calls.append((computation, tuple(args), tuple(outs)))
 
     def type_of(self, buffer: int) -> tuple[ArrayType, Spec]:
         """Return type and sharding of what is an input, or made."""

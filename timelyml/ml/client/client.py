@@ -15,7 +15,7 @@ from typing import Any, Self
 import jax
 from jax.sharding import AbstractMesh
 
-from timelyml.errors import ConfigError, HandleError
+from timelyml.errors import HandleError
 from timelyml.ml.client.ahead import Ahead
 from timelyml.ml.client.elements import as_sealed
 from timelyml.ml.client.handle import Handle
@@ -25,7 +25,7 @@ from timelyml.ml.client.programs import Programs
 from timelyml.ml.client.releases import Releases
 from timelyml.ml.client.resources import Resources
 from timelyml.ml.client.sharing import held, numbers_of, put_together, taken_apart
-from timelyml.ml.client.slices import Slice, SliceSharding, check_axes
+from timelyml.ml.client.slices import Slice, check_axes, placed_leaves
 from timelyml.ml.client.waits import Waits
 from timelyml.ml.controller.clients import ClientOptions
 from timelyml.ml.controller.messages import (
@@ -54,10 +54,7 @@ from timelyml.ml.functions import (
     Computation,
     Spec,
     TracedCall,
-    spec_of,
-    type_of,
 )
-from timelyml.ml.functions.specs import check_spec, logical_mesh
 from timelyml.ml.programs import ProgramCall
 from timelyml.ml.store import CLIENT_BITS
 
@@ -156,22 +153,8 @@ class Client:
             ConfigError: A sharding is none of a slice of this client, or does not fit.
             TypeError: A leaf is no array.
         """
-        leaves, treedef = jax.tree.flatten(tree)
-        full = jax.tree.broadcast(sharding, tree, is_leaf=_is_sharding)
-        shardings = jax.tree.leaves(full, is_leaf=_is_sharding)
-        handles = []
-        for leaf, each in zip(leaves, shardings, strict=True):
-            if not isinstance(each, SliceSharding) or each.slice.client is not self:
-                raise ConfigError(
-                    f"put needs a sharding of a slice of this client; got {each!r}; "
-                    f"expected slice.sharding(P(...)); ask the client for a slice",
-                    option="sharding",
-                )
-            array_type, spec = type_of(leaf), spec_of(each.spec)
-            mesh = logical_mesh(each.slice.mesh)
-            check_spec("what is put", mesh, spec, array_type.shape)
-            handles.append(self.put_array(leaf, each.slice, array_type, spec))
-        return jax.tree.unflatten(treedef, handles)
+        placed, treedef = placed_leaves(tree, sharding, self)
+        return jax.tree.unflatten(treedef, [self.put_array(*each) for each in placed])
 
     def call(self, call: TracedCall) -> Sequence[Handle]:
         """Start a traced call; return a handle for each result.
@@ -181,7 +164,13 @@ class Client:
         computation, slice_ = call.computation, call.slice
         if not isinstance(slice_, Slice) or slice_.client is not self:
             raise HandleError(f"{slice_!r} is no slice of this client")
-        travels = self._ahead.takes(call)
+        if self._ahead.takes(call):
+            self.register(computation, slice_)
+            for each in call.operands:
+                each.check()
+            handles = self._results(computation, slice_)
+            self._ahead.add(slice_, computation, call.operands, handles)
+            return handles
         self.register(computation, slice_)
         operands = [
             self._operand(each, computation, position, slice_)
@@ -190,14 +179,7 @@ class Client:
         for position in computation.donated:
             if isinstance(call.operands[position], Handle):
                 operands[position].give_away(f"donated to {computation.name!r}")
-        types = computation.out_types[: computation.num_results]
-        handles = [
-            self.new_handle(slice_, *each)
-            for each in zip(types, computation.out_specs, strict=False)
-        ]
-        if travels:
-            self._ahead.add(slice_, computation, operands, handles)
-            return handles
+        handles = self._results(computation, slice_)
         args = tuple([each.buffer for each in operands])
         outs = tuple([each.buffer for each in handles])
         self.start(Call(computation.identity, slice_.name, args, outs, call.order))
@@ -252,6 +234,10 @@ class Client:
     def release(self, buffer: int) -> None:
         """Let go of a value; told to the controller together with others."""
         self._releases.add(buffer)
+
+    def forget(self, handle: Handle) -> None:
+        """Hear no news of a handle any more."""
+        self._inbox.forget(handle)
 
     def publish(self, name: str, tree: Any) -> None:
         """Share values with other clients, which `open` them by their name.
@@ -368,6 +354,14 @@ class Client:
             slice_.island, slice_.platform = moved.island, moved.platform
             slice_.devices = moved.devices
 
+    def _results(self, computation: Computation, slice_: Slice) -> list[Handle]:
+        """Return a handle for each result of a call."""
+        types, specs = computation.out_types, computation.out_specs
+        return [
+            self.new_handle(slice_, types[position], specs[position])
+            for position in range(computation.num_results)
+        ]
+
     def _operand(
         self, value: Any, computation: Computation, position: int, slice_: Slice
     ) -> Handle:
@@ -376,7 +370,3 @@ class Client:
             return value
         in_type, spec = computation.in_types[position], computation.in_specs[position]
         return self.put_array(value, slice_, in_type, spec)
-
-
-def _is_sharding(value: Any) -> bool:
-    return isinstance(value, SliceSharding)

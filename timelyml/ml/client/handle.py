@@ -32,6 +32,9 @@ class HandleOwner(Runner, Protocol):
     def release(self, buffer: int) -> None:
         """Let go of a value; from any thread, and at any time."""
 
+    def forget(self, handle: Handle) -> None:
+        """Hear that nobody holds a handle any more; as `release`."""
+
     def flush_calls(self) -> None:
         """Send the calls that were collected, as they may take what is deleted next."""
 
@@ -78,6 +81,7 @@ class Handle:
 
     def __del__(self) -> None:
         # The right moment to free memory on the workers, and no right to anything.
+        self._client.forget(self)
         if not self._fate:
             self._client.release(self.buffer)
 

@@ -11,6 +11,10 @@ from timelyml.ml.controller.clients import ClientOptions
 class Link(Protocol):
     """The client's way to the controller."""
 
+    @property
+    def shares_process(self) -> bool:
+        """Whether the controller is a thread of the client's process."""
+
     def connect(self, receive: Callable[[Any], None]) -> tuple[int, int]:
         """Begin; return the client's number, and how many calls it may have at once.
 

@@ -34,6 +34,11 @@ class LocalLink:
         self._service: ControllerService = cluster.service(SERVICE)
         self._client = 0
 
+    @property
+    def shares_process(self) -> bool:
+        """Yes: the service runs in a thread of it."""
+        return True
+
     def connect(self, receive: Callable[[Any], None]) -> tuple[int, int]:
         """Join the service.
 

@@ -71,6 +71,11 @@ class RemoteLink:
             target=self._serve, name="timelyml-client", daemon=True
         )
 
+    @property
+    def shares_process(self) -> bool:
+        """No: the controller is elsewhere."""
+        return False
+
     def connect(self, receive: Callable[[Any], None]) -> tuple[int, int]:
         """Join; return the client's number, and how many calls it may have at once.
 

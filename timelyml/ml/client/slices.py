@@ -6,11 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import jax
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from timelyml.errors import ConfigError
 from timelyml.ml.client.tracing import DeviceTrace
-from timelyml.ml.functions import Runner, partition_spec
+from timelyml.ml.functions import (
+    ArrayType,
+    Runner,
+    Spec,
+    partition_spec,
+    spec_of,
+    type_of,
+)
+from timelyml.ml.functions.specs import check_spec, logical_mesh
 
 
 class SliceOwner(Runner, Protocol):
@@ -155,3 +164,35 @@ def check_axes(axes: Mapping[str, int]) -> None:
             f'sizes of 1 or more; write {{"data": 2}}',
             option="axes",
         )
+
+
+def placed_leaves(
+    tree: Any, sharding: Any, client: object
+) -> tuple[list[tuple[Any, Slice, ArrayType, Spec]], Any]:
+    """Return each leaf of a tree, and how it is to lie; and the structure of the tree.
+
+    Raises:
+        ConfigError: A sharding is none of a slice of this client, or does not fit.
+        TypeError: A leaf is no array.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    full = jax.tree.broadcast(sharding, tree, is_leaf=_is_sharding)
+    placed = []
+    for leaf, each in zip(
+        leaves, jax.tree.leaves(full, is_leaf=_is_sharding), strict=True
+    ):
+        if not isinstance(each, SliceSharding) or each.slice.client is not client:
+            raise ConfigError(
+                f"put needs a sharding of a slice of this client; got {each!r}; "
+                f"expected slice.sharding(P(...)); ask the client for a slice",
+                option="sharding",
+            )
+        array_type, spec = type_of(leaf), spec_of(each.spec)
+        mesh = logical_mesh(each.slice.mesh)
+        check_spec("what is put", mesh, spec, array_type.shape)
+        placed.append((leaf, each.slice, array_type, spec))
+    return placed, treedef
+
+
+def _is_sharding(value: Any) -> bool:
+    return isinstance(value, SliceSharding)

@@ -21,7 +21,8 @@ from timelyml.ml.controller.work import CallRecord
 from timelyml.ml.functions import Computation
 from timelyml.ml.hosts import NO_NEEDS, Done, Prepare
 from timelyml.ml.scheduling import GangKey, Grant, PlacedGang, SpreadGraph
-from timelyml.ml.store import Buffer, Claim
+from timelyml.ml.store import Buffer, Claim, Entry
+from timelyml.progress import new_tuple
 from timelyml.runtime.failure import pack_error
 
 
@@ -72,7 +73,7 @@ class Calls:
         now = placed_args(work.args, work.computation, slice_, self._slices)
         pairs = zip(work.is_placed, now, strict=True)
         # What was to be moved still can be; others count on its not being taken.
-        work.is_placed = tuple([before and still for before, still in pairs])
+        work.place(tuple([before and still for before, still in pairs]))
         work.copied = tuple(each for each in work.copied if work.is_placed[each])
 
     def codes(self, work: CallRecord) -> tuple[tuple[str, str], ...]:
@@ -92,7 +93,7 @@ class Calls:
     def prepare(self, work: CallRecord) -> None:
         """Move what a call takes from elsewhere, and let hosts prepare it."""
         slice_ = self._slices[work.slice]
-        placed = []
+        placed: list[Entry] = []
         for position, entry in enumerate(work.args):
             if work.is_placed[position]:
                 placed.append(entry)
@@ -101,10 +102,12 @@ class Calls:
             placed.append(self._buffers.transfer(entry, slice_, spec))
             self._buffers.directory.use(placed[-1])
             work.uses.append(placed[-1])
-        prepare = Prepare(
-            GangKey(work.program, 0, 0), work.computation.identity, work.slice,
-            tuple([each.buffer.number for each in placed]), work.copied, work.outs,
+        fields = (
+            new_tuple(GangKey, (work.program, 0, 0)), work.computation.identity,
+            work.slice, tuple([each.buffer.number for each in placed]), work.copied,
+            work.outs,
         )  # fmt: skip
+        prepare: Prepare = new_tuple(Prepare, fields)
         for host in slice_.hosts:
             self._outbox.book(host).prepares.append(prepare)
 
@@ -124,8 +127,9 @@ class Calls:
         """Return how long a call may run, if it states that, and what it is."""
         del gang
         limit_s = work.computation.deadline_s
-        name = f"computation {work.computation.name!r}"
-        return None if limit_s is None else (limit_s, name)
+        if limit_s is None:
+            return None
+        return limit_s, f"computation {work.computation.name!r}"
 
     def is_alone(self, work: CallRecord, gang: int) -> bool:
         """Return that there is nothing else of it."""
@@ -184,12 +188,12 @@ class Calls:
         key = client, slice_.name, message.order
         before = self._last.get(key) if message.order else None
         call = CallRecord(
-            str(next(self._numbers)), client, self, slice_.name, computation, args,
-            message.outs, is_placed, copied,
-            uses=list({id(each): each for each in args}.values()),
-            before=[] if before is None else [before],
+            str(next(self._numbers)), client, self, computation, args,
+            where=slice_.name, outs=message.outs, is_placed=is_placed, copied=copied,
             order=message.order,
         )  # fmt: skip
+        if before is not None:
+            call.before.append(before)
         self._dispatch.start(call, self._outputs(message, computation))
         if message.order and not call.is_ordered and call.error is None:
             self._last[key] = call
@@ -197,7 +201,7 @@ class Calls:
     def _let_pass(self, work: CallRecord) -> None:
         """Have the next call of its order wait for it no more."""
         key = work.client, work.slice, work.order
-        if self._last.get(key) is work:
+        if work.order and self._last.get(key) is work:
             del self._last[key]
 
     def _target(self, client: int, message: Call) -> tuple[SliceRecord, Computation]:
@@ -219,7 +223,7 @@ class Calls:
         results = zip(
             message.outs, computation.out_types, computation.out_specs, strict=False
         )
-        found = []
+        found: list[Buffer] = []
         for position, (out, array_type, spec) in enumerate(results):
             label = f"output {position} of {computation.name}"
             if slice_ is None:

@@ -9,6 +9,7 @@ from timelyml.ml.controller.records import SliceRecord
 from timelyml.ml.controller.work import CallRecord, Work
 from timelyml.ml.functions import Computation, MemoryNeeds
 from timelyml.ml.store import Claim, Directory, Entry
+from timelyml.progress import new_tuple
 
 
 def placed_args(
@@ -22,8 +23,10 @@ def placed_args(
     On a slice of the same shape on the same devices it does.
     """
     return tuple(
-        entry.buffer.spec == spec and slice_.is_like(slices[entry.buffer.placement])
-        for entry, spec in zip(args, computation.in_specs, strict=True)
+        [
+            entry.buffer.spec == spec and slice_.is_like(slices[entry.buffer.placement])
+            for entry, spec in zip(args, computation.in_specs, strict=True)
+        ]
     )
 
 
@@ -57,27 +60,32 @@ def claim_of(call: CallRecord, slice_: SliceRecord, needs: MemoryNeeds) -> Claim
         needs: What XLA says of its computation.
     """
     total = needs.new_bytes
-    for position, entry in enumerate(call.args):
-        buffer, spec = entry.buffer, call.computation.in_specs[position]
-        if not call.is_placed[position]:
-            total += slice_.new_buffer(0, buffer.type, spec).size_bytes
-        elif position in call.computation.donated:
-            total += buffer.size_bytes  # a copy, or what the claim takes over
-    outputs = tuple(entry.buffer for entry in call.results)
-    pairs = list(zip(call.args, call.is_placed, strict=True))
-    placed = {entry.buffer.number for entry, is_placed in pairs if is_placed}
-    moved = {entry.buffer.number for entry, is_placed in pairs if not is_placed}
-    scratch = max(0, total - sum(output.size_bytes for output in outputs))
-    return Claim(
+    donated = call.computation.donated
+    if call.exported or donated:
+        for position, entry in enumerate(call.args):
+            buffer, spec = entry.buffer, call.computation.in_specs[position]
+            if not call.is_placed[position]:
+                total += slice_.new_buffer(0, buffer.type, spec).size_bytes
+            elif position in donated:
+                total += buffer.size_bytes  # a copy, or what the claim takes over
+    outputs = tuple([entry.buffer for entry in call.results])
+    moved: tuple[int, ...] = ()
+    if call.exported:
+        pairs = zip(call.args, call.is_placed, strict=True)
+        placed = {entry.buffer.number for entry, is_placed in pairs if is_placed}
+        moved = tuple({entry.buffer.number for entry in call.exported} - placed)
+    fields = (
         call.client,
         call.program,
-        tuple(entry.buffer.number for entry in call.uses),
+        tuple([entry.buffer.number for entry in call.uses]),
         call.taken,
         outputs,
-        {call.slice: scratch},
+        {call.slice: max(0, total - sum([each.size_bytes for each in outputs]))},
         f"a call of {call.computation.name!r}",
-        tuple(moved - placed),
+        moved,
     )
+    claim: Claim = new_tuple(Claim, fields)
+    return claim
 
 
 def waits_of(work: Work, works: Mapping[str, Work]) -> list[Work]:
@@ -104,14 +112,17 @@ def work_before(work: Work, works: Mapping[str, Work], readers: Readers) -> list
 
     And what is known to come before it already, as it was declared to.
     """
-    found = {each.program: each for each in work.before if each.program in works}
-    found |= {
-        producer.program: producer
-        for entry in work.args
-        if (producer := works.get(entry.producer or "")) is not None
-    }
+    found: dict[str, Work] = {}
+    for each in work.before:
+        if each.program in works:
+            found[each.program] = each
+    for entry in work.args:
+        producer = None if entry.producer is None else works.get(entry.producer)
+        if producer is not None:
+            found[producer.program] = producer
     for number in work.taken:
-        found.update((each.program, each) for each in readers.of(number))
+        for each in readers.of(number):
+            found[each.program] = each
     return [
         each
         for each in found.values()
@@ -121,4 +132,7 @@ def work_before(work: Work, works: Mapping[str, Work], readers: Readers) -> list
 
 def error_of(entries: Iterable[Entry]) -> bytes | None:
     """Return why one of these buffers has no value, if so."""
-    return next((entry.error for entry in entries if entry.error is not None), None)
+    for entry in entries:
+        if entry.error is not None:
+            return entry.error
+    return None

@@ -91,12 +91,11 @@ class Clients:
 
     def is_alone(self, work: Work, slices: Mapping[str, SliceRecord]) -> bool:
         """Whether no other client that is there has wanted the devices of work."""
-        schedulers = self._islands.schedulers
-        return all(
-            (scheduler := schedulers.get(slices[name].order)) is not None
-            and scheduler.is_alone(str(work.client), name)
-            for name in work.slices
-        )
+        for name in work.slices:
+            scheduler = self._islands.schedulers.get(slices[name].order)
+            if scheduler is None or not scheduler.is_alone(str(work.client), name):
+                return False
+        return True
 
     def priority(self, client: int) -> int:
         """Return the priority of what a client runs; 0 once it is gone."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from weakref import WeakValueDictionary
+from collections.abc import Callable, Collection
 
 from timelyml.ml.controller.buffers import Buffers
 from timelyml.ml.controller.cuts import Ancestry
 from timelyml.ml.controller.messages import Failed
 from timelyml.ml.controller.program_calls import ProgramRecord
 from timelyml.ml.controller.records import Outbox
+from timelyml.ml.controller.work import Work
 from timelyml.ml.store import BufferState, Entry
 
 
@@ -19,16 +19,18 @@ class Collected:
     Args:
         buffers: Knows what they make.
         outbox: Takes what clients are told.
+        find: Returns the work of a name that is not over.
     """
 
-    def __init__(self, buffers: Buffers, outbox: Outbox) -> None:
+    def __init__(
+        self,
+        buffers: Buffers,
+        outbox: Outbox,
+        find: Callable[[str | None], Work | None],
+    ) -> None:
         self._buffers = buffers
         self._outbox = outbox
-        self._works: WeakValueDictionary[str, ProgramRecord] = WeakValueDictionary()
-
-    def add(self, work: ProgramRecord) -> None:
-        """Take note of one that begins."""
-        self._works[work.program] = work
+        self._find = find
 
     def cancel(self, client: int, entries: Collection[Entry], error: bytes) -> set[str]:
         """Fail these buffers and what depends on them; return who goes on for others.
@@ -39,8 +41,10 @@ class Collected:
         """
         going_on = set()
         for name in {each.producer for each in entries}:
-            work = self._works.get(name or "")
-            if work is None or work.is_ordered or work.client != client:
+            work = self._find(name)
+            if not isinstance(work, ProgramRecord) or not work.known.is_collected:
+                continue
+            if work.is_ordered or work.client != client:
                 continue
             failed = _dependent(work, [x for x in entries if x.producer == name])
             if len(failed) == sum(x.state is BufferState.PENDING for x in work.results):

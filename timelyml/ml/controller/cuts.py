@@ -10,6 +10,7 @@ import pickle
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TypeAlias
 
 from timelyml.ml.controller.code import Code
 from timelyml.ml.controller.records import SliceRecord
@@ -25,7 +26,12 @@ from timelyml.ml.programs import (
     Value,
     scratch_bytes,
 )
-from timelyml.ml.programs.blocks import MAX_BLOCK_LAUNCHES, cut
+from timelyml.ml.programs.blocks import BLOCK_NS as ESTIMATED_NS
+from timelyml.ml.programs.blocks import (
+    MAX_BLOCK_LAUNCHES,
+    MAX_SINGLE_LAUNCHES,
+    cut,
+)
 from timelyml.ml.programs.shipped import (
     Input,
     for_host,
@@ -48,6 +54,10 @@ SHORT_LAUNCH_NS = DEFAULT_WINDOW_NS // 2
 MIN_SHORT_LAUNCHES = 4
 """Blocks of launches that are shorter have at least so many, or their number would cost
 more than it brings."""
+
+
+Stand: TypeAlias = tuple[tuple[tuple[int, int], ...], int]
+"""The devices of a slice, and how often it went elsewhere."""
 
 
 class Cut:
@@ -79,7 +89,9 @@ class Cut:
         }
         if timed:  # each a block of its own, or it would be given the time of others
             most = 1
-        self.blocks = cut(lowered.gangs, leaving, most)
+        # Longer ones are asked for once launches were measured, which is worth more.
+        max_ns = ESTIMATED_NS if most <= MAX_BLOCK_LAUNCHES else BLOCK_NS * most
+        self.blocks = cut(lowered.gangs, leaving, most, max_ns)
         self._graphs: dict[int, SpreadGraph] = {}
 
     @cached_property
@@ -187,7 +199,7 @@ class RegisteredProgram:
         outputs: What it computes.
         destroyed: Those of its inputs whose memory it takes.
         codes: Its computations, and where they run.
-        stands: The devices of each of its slices when it was lowered.
+        placements: The devices of each of its slices when it was lowered.
         lowered: For those.
         launch_ns: What a launch was measured to take, on average.
     """
@@ -201,11 +213,12 @@ class RegisteredProgram:
     outputs: list[Value] = field(default_factory=list)
     destroyed: tuple[int, ...] = ()
     codes: tuple[tuple[str, str], ...] = ()
-    placements: tuple[object, ...] = ()
+    placements: tuple[Stand, ...] = ()
     lowered: LoweredProgram | None = None
     cuts: dict[int, Cut] = field(default_factory=dict)
     launch_ns: float = 0.0
     most: int = MAX_BLOCK_LAUNCHES
+    _longest: int = MAX_BLOCK_LAUNCHES
     _scratch: dict[str, int] | None = None
 
     def __post_init__(self) -> None:
@@ -231,10 +244,13 @@ class RegisteredProgram:
         """What each of its inputs has to be."""
         return [each.value for each in self.inputs]
 
-    def place(self, lowered: LoweredProgram, placements: tuple[object, ...]) -> None:
+    def place(self, lowered: LoweredProgram, placements: tuple[Stand, ...]) -> None:
         """Take note of what the program is where its slices stand now."""
         self.lowered, self.placements = lowered, placements
         self.cuts.clear()
+        is_single = all(len(devices) == 1 for devices, _ in placements)
+        self._longest = MAX_SINGLE_LAUNCHES if is_single else MAX_BLOCK_LAUNCHES
+        self.most = min(self.most, self._longest)
 
     def scratch(self, code: Code, slices: Mapping[str, SliceRecord]) -> dict[str, int]:
         """Return what a call takes on each device, by slice, beyond its results.
@@ -265,7 +281,7 @@ class RegisteredProgram:
         least = MIN_SHORT_LAUNCHES if self.launch_ns < SHORT_LAUNCH_NS else 1
         if wanted < self.most and self.most > least:
             self.most //= 2
-        elif wanted > self.most * 4 and self.most < MAX_BLOCK_LAUNCHES:
+        elif wanted > self.most * 4 and self.most < self._longest:
             self.most *= 2
 
 

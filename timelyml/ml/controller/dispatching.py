@@ -18,16 +18,16 @@ from timelyml.errors import RunStoppedError, TimelyError
 from timelyml.ml.controller.awaited import Awaited
 from timelyml.ml.controller.barriers import Barriers
 from timelyml.ml.controller.buffers import Buffers
-from timelyml.ml.controller.claims import waits_of, work_before
+from timelyml.ml.controller.claims import error_of, waits_of, work_before
 from timelyml.ml.controller.clients import Clients
 from timelyml.ml.controller.code import Code
 from timelyml.ml.controller.deadlines import Deadlines
-from timelyml.ml.controller.messages import Failed
+from timelyml.ml.controller.outcomes import Outcomes
 from timelyml.ml.controller.readers import Readers
 from timelyml.ml.controller.records import Outbox, SliceRecord
 from timelyml.ml.controller.turns import InTurn
 from timelyml.ml.controller.usage import DeviceTime
-from timelyml.ml.controller.work import Work, is_final_part, news_of
+from timelyml.ml.controller.work import Work, is_final_part
 from timelyml.ml.hosts import Done
 from timelyml.ml.scheduling import (
     Effect,
@@ -40,6 +40,7 @@ from timelyml.ml.scheduling import (
     tickets_of,
 )
 from timelyml.ml.store import Buffer, BufferState
+from timelyml.progress import new_tuple
 from timelyml.runtime.failure import pack_error
 
 _SLICE = "slice"  # what work waits for that is no computation: one that is closed
@@ -74,6 +75,7 @@ class Dispatch:
         self._on_idle = on_idle
         self._works: dict[str, Work] = {}
         self.by_sequence: dict[tuple[str, int], tuple[Work, int]] = {}
+        self._outcomes = Outcomes(slices, buffers, self.clients, outbox)
         self._unknown = Awaited()  # what has to be known to ask for memory
         self._unsettled = Awaited()  # work that made arguments and is not over
         self._readers = Readers()
@@ -94,7 +96,7 @@ class Dispatch:
             AdmissionError: Its client has as much as it may.
         """
         self.take(work, outputs)
-        self._soon(self._claim, [work.program])
+        self._turns.do(self._claim, [work.program])
 
     def take(self, work: Work, outputs: Iterable[Buffer]) -> None:
         """Take work made of parts, which its owner starts; the `final_part` ends it.
@@ -138,7 +140,7 @@ class Dispatch:
         """Go on with work that waited for a slice; if it is still closed, to read it."""
         self._barriers.reopen(slice_)
         for thing in (_SLICE, *slice_.loaded):  # what is compiled elsewhere may be here
-            self._soon(self._claim, self._unknown.provide((thing, slice_.name)))
+            self._turns.do(self._claim, self._unknown.provide((thing, slice_.name)))
 
     def parts_over(self) -> Iterator[tuple[Work, Mapping[int, bytes]]]:
         """Return the parts that are over, and the errors of what they did not make."""
@@ -147,17 +149,20 @@ class Dispatch:
 
     def compiled(self, identity: str, slice_name: str) -> None:
         """Go on with work that waited for what a computation takes."""
-        self._soon(self._claim, self._unknown.provide((identity, slice_name)))
+        self._turns.do(self._claim, self._unknown.provide((identity, slice_name)))
 
     def finished(self, island: str, host: int, done: Iterable[Done]) -> None:
         """Take a host's word that gangs are over."""
-        reports = []
+        reports, name = list[Report](), str(host)
         for each in done:
             work, gang = self.by_sequence[island, each.sequence]
-            work.values.update(each.values)
+            if each.values:
+                work.values.update(each.values)
             failed = work.owner.reported(work, gang, each)
-            self.device_time.left_out(work.client, each.num_left_out)
-            reports.append(Report(str(host), each.sequence, each.device_ns, failed))
+            if each.num_left_out:
+                self.device_time.left_out(work.client, each.num_left_out)
+            fields = name, each.sequence, each.device_ns, failed
+            reports.append(new_tuple(Report, fields))
         self.follow(self.islands.finished(island, reports))
 
     def cancel(self, is_meant: Callable[[Work], bool], error: bytes) -> None:
@@ -180,7 +185,11 @@ class Dispatch:
                 work.error = work.error or error
         scheduler = self.islands.schedulers[order]
         self.follow(self.islands.follow(order, scheduler.lose(str(host))))
-        self._soon(self._claim, [x for x in self._works if self.is_waiting(x)])
+        self._turns.do(self._claim, [x for x in self._works if self.is_waiting(x)])
+
+    def find(self, program: str | None) -> Work | None:
+        """Return the work of a name, if it is not over."""
+        return None if program is None else self._works.get(program)
 
     def is_waiting(self, program: str | None) -> bool:
         """Whether this work is there and has not asked for its memory."""
@@ -213,8 +222,11 @@ class Dispatch:
 
     def _unmet(self, work: Work) -> list[object]:
         """What has to be known or done before work may ask for its memory."""
-        names = (each.program for each in work.before if not each.is_claimed)
-        missing: list[object] = [name for name in names if name in self._works]
+        missing: list[object] = [
+            each.program
+            for each in work.before
+            if not each.is_claimed and each.program in self._works
+        ]
         missing += [
             code
             for code in work.owner.codes(work)
@@ -234,16 +246,11 @@ class Dispatch:
             self._buffers.unuse(entry, is_exported=True)
         return self._unknown.wait(work.program, self._unmet(work))
 
-    def _soon(self, action: Callable[[Work], None], programs: Collection[str]) -> None:
-        def act(program: str) -> None:
-            if program in self._works:  # it may be cancelled
-                action(self._works[program])
-
-        if programs:
-            self._turns.do([partial(act, program) for program in programs])
-
-    def _claim(self, work: Work) -> None:
+    def _claim(self, program: str) -> None:
         """Ask for the memory of work, once all is known for that."""
+        work = self._works.get(program)
+        if work is None:
+            return  # it was cancelled
         if error := work.owner.refusal(work):
             self._drop(work, error)
             return
@@ -258,10 +265,10 @@ class Dispatch:
             partial(self._begin, work),
             partial(self._drop, work),
         )
-        self._soon(self._claim, self._unknown.provide(work.program))
+        self._turns.do(self._claim, self._unknown.provide(work.program))
         if is_final_part(work):
             work.parent.is_claimed = True
-            self._soon(self._claim, self._unknown.provide(work.parent.program))
+            self._turns.do(self._claim, self._unknown.provide(work.parent.program))
 
     def _begin(self, work: Work) -> None:
         """Let hosts prepare work that has its memory, and have it ordered."""
@@ -271,7 +278,7 @@ class Dispatch:
             return
         work.is_begun = True
         work.owner.prepare(work)
-        waits = waits_of(work, self._works)
+        waits = waits_of(work, self._works) if work.before else []
         work.before = []
         work.num_waits = len(waits)
         graph, inputs = work.owner.graph(work, len(waits))
@@ -306,6 +313,8 @@ class Dispatch:
 
     def _open_dependants(self, work: Work) -> list[tuple[str, Effect]]:
         opened: list[tuple[str, Effect]] = []
+        if not work.dependants:
+            return opened
         for program in {program for program, _, _ in work.dependants}:
             if program in self._works:  # it may be cancelled
                 self._works[program].num_waits -= 1
@@ -328,41 +337,29 @@ class Dispatch:
             work.error = work.error or pack_error(
                 RunStoppedError(f"a call did not run; got it {outcome}; call it again")
             )
-        producers = {
-            entry.producer
-            for entry in work.args
-            if entry.state is BufferState.PENDING and entry.producer in self._works
-        }
+        producers: list[str] = []
+        for entry in work.args:
+            is_pending = entry.state is BufferState.PENDING
+            if is_pending and entry.producer in self._works:
+                producers.append(entry.producer or "")
         is_clear = work.error is not None and not (work.is_apart and work.is_begun)
         if is_clear or self._unsettled.wait(work.program, producers):
             self.settle(work)
 
     def settle(self, work: Work) -> None:
-        """Say what became of the results of work."""
-        del self._works[work.program]
+        """Say what became of the results of work, once."""
+        if self._works.pop(work.program, None) is None:
+            return
         if work.parent is None or is_final_part(work):
             self._buffers.admission.end_call(work.client)
         self._barriers.passed(work)
-        errors = work.owner.output_errors(work)
+        good, errors = self._outcomes.of(work)
         work.owner.ended(work)
-        good = []
-        for entry in work.results:
-            if entry.state is BufferState.FAILED:
-                continue  # lost with its island, as its client has heard
-            if (out := entry.buffer.number) in errors:
-                self._buffers.fail(entry, errors[out])
-            else:
-                good.append(out)
-        self._buffers.follow(self._buffers.directory.ready(good))
         if work.parent is not None and not is_final_part(work):
             self._parts_over.append((work, errors))
             self._end(work)
             return
-        for error in dict.fromkeys(errors.values()):
-            outs = tuple(out for out in work.outs if errors.get(out) == error)
-            self._outbox.tell(work.client, Failed(0, outs, error))
-        is_alone = self.clients.is_alone(work, self._slices)
-        self._outbox.finished(work.client, news_of(work, good, is_alone=is_alone))
+        self._outcomes.tell(work, good, errors)
         self._end(work)
         if is_final_part(work):
             del self._works[work.parent.program]
@@ -377,12 +374,15 @@ class Dispatch:
             self._readers.remove(work)
         for entry in work.exported:
             self._buffers.unuse(entry, is_exported=True)
-        for entry in (*work.uses, *work.results):
+        for entry in work.uses:
+            self._buffers.unuse(entry)
+        for entry in work.results:
             self._buffers.unuse(entry)
         if not work.is_ordered:
             self._free_dependants(work)
-        self._soon(self._claim, self._unknown.provide(work.program))
-        self._soon(self.settle, self._unsettled.provide(work.program))
+        self._turns.do(self._claim, self._unknown.provide(work.program))
+        late = self._unsettled.provide(work.program)
+        self._turns.do(self.settle, [self._works[x] for x in late if x in self._works])
         for name in work.slices:
             slice_ = self._slices[name]
             slice_.num_calls -= 1
@@ -390,10 +390,10 @@ class Dispatch:
 
     def _free_dependants(self, work: Work) -> None:
         """Let work go on that waited for some which will not run, or end with it."""
-        waiting = [self._works.get(program) for program, _, _ in work.dependants]
-        for other in waiting:
-            if other is not None and not other.is_apart:
-                error = next((e.error for e in other.args if e.error), None)
-                if error is not None:
-                    self._cancel(other, error)
+        for program, _, _ in work.dependants:
+            other = self._works.get(program)
+            if other is None or other.is_apart:
+                continue
+            if (error := error_of(other.args)) is not None:
+                self._cancel(other, error)
         self.follow(self._open_dependants(work))

@@ -6,8 +6,7 @@ The ledger decides; this carries its word to hosts and to those who asked.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from typing import NamedTuple
 
 from timelyml.ml.controller.records import Outbox, SliceRecord
 from timelyml.ml.controller.turns import InTurn
@@ -21,11 +20,11 @@ from timelyml.ml.store import (
     Spill,
     Vacant,
 )
+from timelyml.progress import new_tuple
 from timelyml.runtime.failure import pack_error
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
+class _Asked(NamedTuple):
     """Somebody who waits for memory."""
 
     claim: Claim
@@ -77,7 +76,7 @@ class Memory:
             begin: Called once it has all of it, perhaps at once; `release` ends that.
             refuse: Called instead, with a pickled error, if it never can.
         """
-        self._asked[claim.program] = _Asked(claim, begin, refuse)
+        self._asked[claim.program] = new_tuple(_Asked, (claim, begin, refuse))
         self._follow(self.ledger.request(claim))
 
     def release(self, program: str, *, has_run: bool = True) -> None:
@@ -142,8 +141,7 @@ class Memory:
         self._follow(effects)
 
     def _follow(self, effects: Iterable[LedgerEffect]) -> None:
-        if actions := [partial(self._do, effect) for effect in effects]:
-            self._turns.do(actions)
+        self._turns.do(self._do, effects)
 
     def _do(self, effect: LedgerEffect) -> None:
         """Do what the ledger decided."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from timelyml.ml.controller.cuts import Cut, RegisteredProgram
@@ -14,7 +13,6 @@ from timelyml.ml.store import Entry
 from timelyml.runtime.failure import placed_error
 
 
-@dataclass(slots=True, weakref_slot=True)
 class ProgramRecord:
     """A call of a program that is not over.
 
@@ -33,34 +31,78 @@ class ProgramRecord:
         matrix: If it moves rows, how many go from which shard to which.
     """
 
-    program: str
-    client: int
-    owner: Any
-    known: RegisteredProgram
-    lowered: LoweredProgram
-    cut: Cut
-    args: list[Entry]
-    outs: tuple[int, ...]
-    copied: tuple[int, ...]
-    uses: list[Entry]
-    results: list[Entry] = field(default_factory=list)
-    before: list[Work] = field(default_factory=list)
-    is_claimed: bool = False
-    is_begun: bool = False
-    num_waits: int = 0
-    num_moves: int = 0
-    device_ns: int = 0
-    dependants: list[tuple[str, int, int]] = field(default_factory=list)
-    error: bytes | None = None
-    values: dict[int, Any] = field(default_factory=dict)
-    ordered: set[int] = field(default_factory=set)
-    reports: dict[int, int] = field(default_factory=dict)
-    errors: dict[int, bytes] = field(default_factory=dict)
-    run: Run | None = None
-    told: set[int] = field(default_factory=set)
-    parent: Work | None = None
-    where: str = ""
-    matrix: Any = None
+    __slots__ = (
+        "args",
+        "before",
+        "client",
+        "copied",
+        "cut",
+        "dependants",
+        "device_ns",
+        "error",
+        "errors",
+        "is_begun",
+        "is_claimed",
+        "known",
+        "lowered",
+        "matrix",
+        "num_moves",
+        "num_waits",
+        "ordered",
+        "outs",
+        "owner",
+        "parent",
+        "program",
+        "reports",
+        "results",
+        "run",
+        "told",
+        "uses",
+        "values",
+        "where",
+    )
+
+    def __init__(
+        self,
+        program: str,
+        client: int,
+        owner: Any,
+        known: RegisteredProgram,
+        lowered: LoweredProgram,
+        *,
+        cut: Cut,
+        args: list[Entry],
+        outs: tuple[int, ...],
+        copied: tuple[int, ...],
+    ) -> None:
+        self.program = program
+        self.client = client
+        self.owner = owner
+        self.known = known
+        self.lowered = lowered
+        self.cut = cut
+        self.args = args
+        self.outs = outs
+        self.copied = copied
+        self.uses = list({id(each): each for each in args}.values())
+        self.results: list[Entry] = []
+        self.before: list[Work] = []
+        self.is_claimed = False
+        self.is_begun = False
+        self.num_waits = 0
+        self.num_moves = 0
+        self.device_ns = 0
+        self.dependants: list[tuple[str, int, int]] = []
+        self.error: bytes | None = None
+        self.values: dict[int, Any] = {}
+        self.ordered: set[int] = set()
+        self.reports: dict[int, int] = {}
+        self.errors: dict[int, bytes] = {}
+        self.run: Run | None = None
+        self.told: set[int] = set()
+        self.parent: Any = None
+        self.where = ""
+        self.matrix: Any = None
 
     @property
     def final_part(self) -> None:
@@ -95,15 +137,17 @@ class ProgramRecord:
     @property
     def given(self) -> tuple[int, ...]:
         """Buffers that its client gives away to it."""
-        return tuple(self.args[each].buffer.number for each in self.known.given)
+        return tuple([self.args[each].buffer.number for each in self.known.given])
 
     @property
     def taken(self) -> tuple[int, ...]:
         """Buffers whose memory it takes where they are."""
         return tuple(
-            self.args[number].buffer.number
-            for number in self.known.destroyed
-            if number not in self.copied and number not in self.cut.sent
+            [
+                self.args[number].buffer.number
+                for number in self.known.destroyed
+                if number not in self.copied and number not in self.cut.sent
+            ]
         )
 
     @property

@@ -64,7 +64,7 @@ class Programs:
         self._known: dict[tuple[int, int], RegisteredProgram | RegisteredFlow] = {}
         self._cut_numbers = itertools.count(1)
         self._call_numbers = itertools.count(1)
-        self.collected = Collected(buffers, outbox)
+        self.collected = Collected(buffers, outbox, dispatch.find)
         self._flows = Flows(dispatch, buffers, slices, self)
 
     def register(self, client: int, message: RegisterProgram) -> None:
@@ -125,8 +125,11 @@ class Programs:
 
     def refusal(self, work: ProgramRecord) -> bytes | None:
         """Return why a call cannot begin: a slice of it is gone."""
-        errors = (self._slices[name].error for name in work.slices)
-        return next((error for error in errors if error is not None), None)
+        for name in work.known.slices:
+            error = self._slices[name].error
+            if error is not None:
+                return error
+        return None
 
     def claim(self, work: ProgramRecord) -> Claim:
         """Return the memory that a call takes."""
@@ -269,8 +272,6 @@ class Programs:
             if directory.may_donate(client, args[number])
         ]
         work = self._record(client, known, args, outputs, taken)
-        if known.is_collected:
-            self.collected.add(work)
         self._dispatch.start(work, outputs)
 
     def part(
@@ -318,11 +319,10 @@ class Programs:
             self,
             known,
             lowered,
-            self._cut(known, lowered),
-            args,
-            tuple([each.number for each in outputs]),
-            tuple([each for each in known.destroyed if each not in taken]),
-            list({id(each): each for each in args}.values()),
+            cut=self._cut(known, lowered),
+            args=args,
+            outs=tuple([each.number for each in outputs]),
+            copied=tuple([each for each in known.destroyed if each not in taken]),
         )
 
     def _check_slices(self, client: int, names: Iterable[str]) -> None:

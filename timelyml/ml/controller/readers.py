@@ -30,5 +30,7 @@ class Readers:
 
 
 def _read(work: Work) -> list[int]:
+    if not work.exported:
+        return [entry.buffer.number for entry in work.args]
     pairs = zip(work.args, work.is_placed, strict=True)
     return [entry.buffer.number for entry, is_placed in pairs if is_placed]

@@ -26,6 +26,7 @@ from timelyml.ml.hosts import (
 from timelyml.ml.programs import Place
 from timelyml.ml.scheduling import GangKey, Ticket
 from timelyml.ml.store import Buffer
+from timelyml.progress import new_tuple
 
 
 def device_name(host: int, index: int) -> str:
@@ -143,15 +144,10 @@ class SliceRecord:
         """Return a buffer that lies here so."""
         num_pieces, num_on_host = self._share(spec, len(array_type.shape))
         size_bytes = array_type.size_bytes // num_pieces
-        return Buffer(
-            number,
-            self.name,
-            array_type,
-            spec,
-            size_bytes,
-            size_bytes * num_on_host,
-            label,
-        )
+        host_bytes = size_bytes * num_on_host
+        fields = number, self.name, array_type, spec, size_bytes, host_bytes, label
+        buffer: Buffer = new_tuple(Buffer, fields)
+        return buffer
 
     def _share(self, spec: Spec, num_dims: int) -> tuple[int, int]:
         """Return into how many pieces an array is cut, and the most that a host has."""
@@ -212,25 +208,39 @@ class StartHosts:
 Effect: TypeAlias = ToHost | ToClient | Dismiss | StartHosts
 
 
-@dataclass(slots=True)
 class OrderBook:
     """Orders for one host, until they leave as one message."""
 
-    returns: list[int] = field(default_factory=list)
-    expects: list[Expect] = field(default_factory=list)
-    prepares: list[Prepare] = field(default_factory=list)
-    runs: list[Run] = field(default_factory=list)
-    exports: list[Export] = field(default_factory=list)
-    cancels: list[Cancel] = field(default_factory=list)
-    forgets: list[GangKey] = field(default_factory=list)
-    spills: list[int] = field(default_factory=list)
-    releases: list[int] = field(default_factory=list)
-    tickets: list[Ticket] = field(default_factory=list)
-    dropped: list[str] = field(default_factory=list)
+    __slots__ = (
+        "cancels",
+        "dropped",
+        "expects",
+        "exports",
+        "forgets",
+        "prepares",
+        "releases",
+        "returns",
+        "runs",
+        "spills",
+        "tickets",
+    )
+
+    def __init__(self) -> None:
+        self.returns: list[int] = []
+        self.expects: list[Expect] = []
+        self.prepares: list[Prepare] = []
+        self.runs: list[Run] = []
+        self.exports: list[Export] = []
+        self.cancels: list[Cancel] = []
+        self.forgets: list[GangKey] = []
+        self.spills: list[int] = []
+        self.releases: list[int] = []
+        self.tickets: list[Ticket] = []
+        self.dropped: list[str] = []
 
     def as_message(self) -> Orders:
         """Return all of it as one message."""
-        return Orders(
+        fields = (
             tuple(self.returns),
             tuple(self.expects),
             tuple(self.prepares),
@@ -243,6 +253,31 @@ class OrderBook:
             tuple(self.tickets),
             tuple(self.dropped),
         )
+        orders: Orders = new_tuple(Orders, fields)
+        return orders
+
+
+class News:
+    """What a client hears of calls that are over, until it leaves as one message."""
+
+    __slots__ = ("buffers", "device_ns", "is_alone", "num_calls", "values")
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+        self.buffers: list[int] = []
+        self.values: list[tuple[int, Any]] = []
+        self.device_ns = 0
+        self.is_alone = True
+
+    def as_message(self) -> Finished:
+        """Return all of it as one message."""
+        return Finished(
+            self.num_calls,
+            tuple(self.buffers),
+            tuple(self.values),
+            self.device_ns,
+            self.is_alone,
+        )
 
 
 class Outbox:
@@ -254,7 +289,7 @@ class Outbox:
     def __init__(self) -> None:
         self._effects: list[Effect] = []
         self._books: dict[int, OrderBook] = {}
-        self._finished: dict[int, Finished] = {}
+        self._news: dict[int, News] = {}
         self._muted: set[int] = set()
 
     def mute(self, hosts: Iterable[int]) -> None:
@@ -289,23 +324,16 @@ class Outbox:
         self._tell_finished(client)
         self._effects.append(ToClient(client, body))
 
-    def finished(self, client: int, finished: Finished) -> None:
-        """Tell a client that calls are over, together with others."""
-        before = self._finished.get(client)
-        if before is None:
-            self._finished[client] = finished
-            return
-        self._finished[client] = Finished(
-            before.num_calls + finished.num_calls,
-            before.buffers + finished.buffers,
-            before.values + finished.values,
-            before.device_ns + finished.device_ns,
-            before.is_alone and finished.is_alone,
-        )
+    def news(self, client: int) -> News:
+        """Return what a client hears of calls that are over, to be added to."""
+        found = self._news.get(client)
+        if found is None:
+            found = self._news[client] = News()
+        return found
 
     def flush(self) -> list[Effect]:
         """Return everything, and begin anew."""
-        for client in list(self._finished):
+        for client in list(self._news):
             self._tell_finished(client)
         effects = self._effects
         effects += [
@@ -321,6 +349,6 @@ class Outbox:
         ]
 
     def _tell_finished(self, client: int) -> None:
-        finished = self._finished.pop(client, None)
-        if finished is not None:
-            self._effects.append(ToClient(client, finished))
+        news = self._news.pop(client, None)
+        if news is not None:
+            self._effects.append(ToClient(client, news.as_message()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import Any
 
 
 class InTurn:
@@ -13,24 +14,28 @@ class InTurn:
     finds must not change under its hands.
 
     >>> turns, done = InTurn(), []
-    >>> first = lambda: (turns.do([lambda: done.append(2)]), done.append(1))
-    >>> turns.do([first])
+    >>> def count_down(number):
+    ...     turns.do(count_down, range(number))
+    ...     done.append(number)
+    >>> turns.do(count_down, [2])
     >>> done
-    [1, 2]
+    [2, 0, 1, 0]
     """
 
     def __init__(self) -> None:
-        self._actions: deque[Callable[[], object]] = deque()
+        self._actions: deque[tuple[Callable[[Any], object], Any]] = deque()
         self._is_running = False
 
-    def do(self, actions: Iterable[Callable[[], object]]) -> None:
-        """Run actions: now, or if one is running, after those that came before."""
-        self._actions.extend(actions)
+    def do(self, action: Callable[[Any], object], things: Iterable[Any]) -> None:
+        """Do something to each: now, or if one is running, after what came before."""
+        for thing in things:
+            self._actions.append((action, thing))
         if self._is_running:
             return
         self._is_running = True
         try:
             while self._actions:
-                self._actions.popleft()()
+                act, thing = self._actions.popleft()
+                act(thing)
         finally:
             self._is_running = False

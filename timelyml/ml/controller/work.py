@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from timelyml.ml.controller.messages import Finished
 from timelyml.ml.functions import Computation
 from timelyml.ml.hosts import Done
 from timelyml.ml.scheduling import Grant, SpreadGraph
@@ -180,16 +178,15 @@ class Owner(Protocol):
         """Have hosts drop what of it was prepared and will not be launched."""
 
 
-@dataclass(slots=True)
 class CallRecord:
     """A call of a computation that is not over.
 
     Attributes:
         owner: Who knows what it is made of.
         args: What it takes, in the order of the computation's arguments.
-        is_placed: Of each, whether it lies where the computation wants it; others move.
         copied: Positions of arguments whose memory it would take, but others use them.
         uses: Every buffer that it keeps alive.
+        exported: Arguments that are moved.
         results: What it makes.
         before: Calls that have to be ordered before it, until it begins.
         is_claimed: Whether its memory was asked for.
@@ -203,28 +200,78 @@ class CallRecord:
         order: Number of the order of its client on the slice that it is part of, or 0.
     """
 
-    program: str
-    client: int
-    owner: Any
-    slice: str
-    computation: Computation
-    args: list[Entry]
-    outs: tuple[int, ...]
-    is_placed: tuple[bool, ...]
-    copied: tuple[int, ...]
-    uses: list[Entry]
-    results: list[Entry] = field(default_factory=list)
-    before: list[Work] = field(default_factory=list)
-    is_claimed: bool = False
-    is_begun: bool = False
-    is_ordered: bool = False
-    num_waits: int = 0
-    num_moves: int = 0
-    device_ns: int = 0
-    dependants: list[tuple[str, int, int]] = field(default_factory=list)
-    error: bytes | None = None
-    values: dict[int, Any] = field(default_factory=dict)
-    order: int = 0
+    __slots__ = (
+        "args",
+        "before",
+        "client",
+        "computation",
+        "copied",
+        "dependants",
+        "device_ns",
+        "error",
+        "exported",
+        "is_begun",
+        "is_claimed",
+        "is_ordered",
+        "is_placed",
+        "num_moves",
+        "num_waits",
+        "order",
+        "outs",
+        "owner",
+        "program",
+        "results",
+        "slice",
+        "uses",
+        "values",
+    )
+
+    def __init__(
+        self,
+        program: str,
+        client: int,
+        owner: Any,
+        computation: Computation,
+        args: list[Entry],
+        *,
+        where: str,
+        outs: tuple[int, ...],
+        is_placed: tuple[bool, ...],
+        copied: tuple[int, ...],
+        order: int,
+    ) -> None:
+        self.program = program
+        self.client = client
+        self.owner = owner
+        self.computation = computation
+        self.args = args
+        self.slice = where
+        self.outs = outs
+        self.copied = copied
+        self.order = order
+        self.uses = list({id(each): each for each in args}.values())
+        self.is_placed = is_placed
+        self.exported: list[Entry] = []
+        self.place(is_placed)
+        self.results: list[Entry] = []
+        self.before: list[Work] = []
+        self.is_claimed = False
+        self.is_begun = False
+        self.is_ordered = False
+        self.num_waits = 0
+        self.num_moves = 0
+        self.device_ns = 0
+        self.dependants: list[tuple[str, int, int]] = []
+        self.error: bytes | None = None
+        self.values: dict[int, Any] = {}
+
+    def place(self, is_placed: tuple[bool, ...]) -> None:
+        """Say of each argument whether it lies where it is wanted; others move."""
+        self.is_placed = is_placed
+        self.exported = []
+        if False in is_placed:
+            pairs = zip(self.args, is_placed, strict=True)
+            self.exported = [entry for entry, is_there in pairs if not is_there]
 
     @property
     def slices(self) -> tuple[str, ...]:
@@ -232,16 +279,10 @@ class CallRecord:
         return (self.slice,)
 
     @property
-    def exported(self) -> list[Entry]:
-        """Arguments that are moved."""
-        pairs = zip(self.args, self.is_placed, strict=True)
-        return [entry for entry, is_placed in pairs if not is_placed]
-
-    @property
     def given(self) -> tuple[int, ...]:
         """Buffers that are donated."""
         donated = self.computation.donated
-        return tuple(self.args[each].buffer.number for each in donated)
+        return tuple([self.args[each].buffer.number for each in donated])
 
     @property
     def parent(self) -> None:
@@ -275,16 +316,12 @@ class CallRecord:
     def taken(self) -> tuple[int, ...]:
         """Buffers whose memory it takes where they are."""
         return tuple(
-            self.args[position].buffer.number
-            for position in self.computation.donated
-            if self.is_placed[position] and position not in self.copied
+            [
+                self.args[position].buffer.number
+                for position in self.computation.donated
+                if self.is_placed[position] and position not in self.copied
+            ]
         )
-
-
-def news_of(work: Work, good: Iterable[int], *, is_alone: bool) -> Finished:
-    """Return what the client of work hears once that is over, of what is there."""
-    values = tuple(work.values.items())
-    return Finished(1, tuple(good), values, work.device_ns, is_alone)
 
 
 def is_final_part(work: Work) -> bool:

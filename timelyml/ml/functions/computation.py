@@ -45,7 +45,7 @@ class ArrayType:
     def _hash(self) -> int:
         return hash((self.shape, self.dtype, self.is_weak))
 
-    @property
+    @cached_property
     def size_bytes(self) -> int:
         """Bytes of the whole array."""
         return math.prod(self.shape) * self.itemsize

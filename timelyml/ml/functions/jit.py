@@ -12,12 +12,12 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 
 from timelyml.errors import ConfigError, HandleError, TraceError
+from timelyml.ml.functions.again import Again, is_flat
 from timelyml.ml.functions.blame import name_of
 from timelyml.ml.functions.computation import ArrayType, Computation, Spec
 from timelyml.ml.functions.flat import FlatFunction
@@ -28,6 +28,7 @@ from timelyml.ml.functions.settings import current_settings, settings_key
 from timelyml.ml.functions.specs import logical_mesh
 from timelyml.ml.functions.tracing import Traced, trace
 from timelyml.ml.functions.types import type_of
+from timelyml.progress import new_tuple
 
 
 class Runner(Protocol):
@@ -78,8 +79,7 @@ class Operand(Protocol):
         """Whose it is; None if that is not known yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class TracedCall:
+class TracedCall(NamedTuple):
     """A call of a compiled function, ready to be run.
 
     Attributes:
@@ -152,6 +152,7 @@ class JitFunction:
         self._split = Splitter(function, options)
         self._traced: dict[Any, Traced] = {}
         self._on_rows: dict[Any, JitFunction] = {}
+        self._again: Again | None = None
         functools.update_wrapper(self, function, updated=())
 
     @property
@@ -201,7 +202,7 @@ class JitFunction:
             TraceError: As of a call.
             HandleError: As of a call.
         """
-        return self._start(replace(self.trace_call(*args, **kwargs), order=order))
+        return self._start(self.trace_call(*args, **kwargs)._replace(order=order))
 
     def _start(self, call: TracedCall) -> Any:
         runner = _RECORDER.get() or self.slice.client
@@ -215,6 +216,11 @@ class JitFunction:
             HandleError: An argument belongs to another client.
             ConfigError: A sharding does not fit the slice or an argument.
         """
+        settings, again = settings_key(), self._again
+        if again is not None and not kwargs:
+            found = again.operands(args, settings)
+            if found is not None:
+                return self._call_of(again.traced, found)
         static: Any = ()
         if self._split.has_static:
             split = self._split(args, kwargs)
@@ -224,7 +230,7 @@ class JitFunction:
             leaves, tree = jax.tree.flatten((args, kwargs))
         types = tuple([self._type_of(each) for each in leaves])
         specs = tuple([getattr(each, "spec", None) for each in leaves])
-        key = tree, types, specs, static, settings_key()
+        key = tree, types, specs, static, settings
         try:
             traced = self._traced.get(key)
         except TypeError as error:
@@ -242,9 +248,17 @@ class JitFunction:
         operands = tuple([leaves[each] for each in traced.used])
         if traced.computation.donated:
             self._check_donated(traced.computation.donated, operands)
-        return TracedCall(
-            traced.computation, self.slice, operands, traced.out_tree, traced.flat
-        )
+        elif not kwargs and is_flat(args, leaves, self.slice.client):
+            self._again = Again(traced, leaves, self.slice.client, settings)
+        return self._call_of(traced, operands)
+
+    def _call_of(self, traced: Traced, operands: tuple[Any, ...]) -> TracedCall:
+        fields = (
+            traced.computation, self.slice, operands, traced.out_tree, traced.flat,
+            "", None, 0,
+        )  # fmt: skip
+        call: TracedCall = new_tuple(TracedCall, fields)
+        return call
 
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
         return trace(
@@ -274,7 +288,7 @@ class JitFunction:
         if len(counts) > 1:  # of several calls, or brought along by a loop
             counts = [JitFunction(same_counts, self.slice, Options())(*counts)]
         call = inner.trace_call(*counts, *on_rows.operands)
-        return replace(call, layout=on_rows.layout)
+        return call._replace(layout=on_rows.layout)
 
     def _check_donated(self, donated: Sequence[int], leaves: Sequence[Any]) -> None:
         times = Counter(map(id, leaves))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from timelyml.errors import TraceError
@@ -28,7 +27,7 @@ def emit(call: TracedCall, function: JitFunction, *args: Any) -> list[Any]:
     """
     try:
         with applied(call.computation.settings):
-            made = replace(function.trace_call(*args), line=call.line)
+            made = function.trace_call(*args)._replace(line=call.line)
     except TraceError as error:
         if error.where or error.__cause__ is None:
             raise

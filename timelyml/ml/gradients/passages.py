@@ -294,7 +294,7 @@ class Passage(ABC):
 
     def _as_it_was(self, index: int, call: TracedCall) -> list[Any]:
         """Record a call as the block made it."""
-        again = replace(call, operands=tuple(self._operands(index)))
+        again = call._replace(operands=tuple(self._operands(index)))
         return list(current().call(again))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from timelyml.ml.functions import ArrayType, TracedCall
@@ -37,7 +36,7 @@ class Tape(Recorder):
 
     def call(self, call: TracedCall) -> Sequence[Any]:
         """Record a call, and keep it."""
-        kept = replace(call, line=call.line or calling_line())
+        kept = call._replace(line=call.line or calling_line())
         found = super().call(kept)
         self.calls[len(self._nodes) - 1] = kept
         return found

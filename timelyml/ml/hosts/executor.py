@@ -289,7 +289,9 @@ class Executor:
         ]
         for block, missing in waiting:  # none may be launched before all are looked at
             key = GangKey(run.name, block.number, 0)
-            self._await(key, missing, len(block.steps))
+            # What XLA hangs with, if there is much of it, is collectives.
+            is_single = len(self._slices[block.slice].devices) == 1
+            self._await(key, missing, 1 if is_single else len(block.steps))
 
     def _await(self, key: GangKey, missing: set[Any], num_launches: int = 1) -> None:
         """Have a gang launched in its turn, once nothing of what it needs is missing."""

@@ -9,7 +9,7 @@ and call, whatever the number of devices.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from timelyml.ml.functions import ArrayType, MemoryNeeds
 from timelyml.ml.hosts.timing import Arrival, AskTime, Time
@@ -142,8 +142,7 @@ class Expect:
     num_elements: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Prepare:
+class Prepare(NamedTuple):
     """Get ready for a gang, whose ticket comes with this message or later.
 
     Attributes:
@@ -169,8 +168,7 @@ class LoadProgram:
     pickled: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """Get ready for a call of a program, whose tickets come with this or later.
 
     Attributes:
@@ -225,8 +223,7 @@ class Export:
     starts: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class Orders:
+class Orders(NamedTuple):
     """All that the controller decided in one step for one host, in this order.
 
     Attributes:
@@ -331,8 +328,7 @@ class Pieces:
     sent_ns: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(NamedTuple):
     """What has one place in the order of the island is over on this host.
 
     Attributes:
@@ -355,8 +351,7 @@ class Done:
     num_left_out: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Reports:
+class Reports(NamedTuple):
     """All launches of a host that were found to be over in one step.
 
     Attributes:

@@ -15,6 +15,10 @@ from timelyml.ml.scheduling import PlacedGang
 MAX_BLOCK_LAUNCHES = 16
 """Half of what may be unfinished on a device, so that one block follows another."""
 
+MAX_SINGLE_LAUNCHES = 128
+"""The same where all slices of a program are single devices: without collectives, it
+does not matter how many launches are unfinished."""
+
 BLOCK_NS = 1_000_000
 """How long the launches of a block may take, by their estimates."""
 
@@ -39,6 +43,7 @@ def cut(
     gangs: Sequence[PlacedGang],
     leaving: Collection[int],
     max_launches: int = MAX_BLOCK_LAUNCHES,
+    max_ns: int = BLOCK_NS,
 ) -> list[Block]:
     """Cut the gangs of a program into blocks; none needs itself or a later one.
 
@@ -50,6 +55,7 @@ def cut(
         gangs: In an order in which they could run.
         leaving: Those whose results are moved to another slice.
         max_launches: Of a block.
+        max_ns: How long they may take, by their estimates.
     """
     blocks: list[Block] = []
     block_of: list[int] = []
@@ -57,7 +63,8 @@ def cut(
     for index, gang in enumerate(gangs):
         needs = {block_of[each] for each in gang.needs}
         number = open_.get(gang.placement)
-        if number is None or not _fits(blocks, number, gang, needs, max_launches):
+        most = max_launches, max_ns
+        if number is None or not _fits(blocks, number, gang, needs, most):
             number = open_[gang.placement] = len(blocks)
             blocks.append(Block(gang.island, gang.placement))
         block = blocks[number]
@@ -75,12 +82,13 @@ def _fits(
     number: int,
     gang: PlacedGang,
     needs: Collection[int],
-    max_launches: int,
+    most: tuple[int, int],
 ) -> bool:
     block = blocks[number]
+    max_launches, max_ns = most
     arriving = {each for each in needs if blocks[each].slice != block.slice}
     return (
         len(block.gangs) < max_launches
-        and block.estimate_ns + (gang.estimate_ns or 0) <= BLOCK_NS
+        and block.estimate_ns + (gang.estimate_ns or 0) <= max_ns
         and arriving <= block.needs
     )

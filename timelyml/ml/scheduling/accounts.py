@@ -104,7 +104,11 @@ class Accounts:
 
     def is_alone(self, client: str, groups: Iterable[int]) -> bool:
         """Whether no other client that is here has wanted any of these groups."""
-        return all(self._by_group.get(each, {}).keys() <= {client} for each in groups)
+        for group in groups:
+            accounts = self._by_group.get(group)
+            if accounts and (len(accounts) > 1 or client not in accounts):
+                return False
+        return True
 
     def num_clients(self, group: int) -> int:
         """Return how many clients that are here have wanted this group."""

@@ -61,8 +61,8 @@ class Flows:
     def __iter__(self) -> Iterator[Flow]:
         return iter(self._flows.values())
 
-    def __bool__(self) -> bool:
-        return bool(self._flows)
+    def __len__(self) -> int:
+        return len(self._flows)
 
     def push(self, run: ProgramRun, gang: int) -> None:
         """Put a ready gang into its line."""

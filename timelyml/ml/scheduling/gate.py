@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from timelyml.errors import LaunchOrderError
 from timelyml.ml.scheduling.values import MAX_UNFINISHED, GangKey, Grant
+from timelyml.progress import new_tuple
 
 
-@dataclass(frozen=True, slots=True)
-class Ticket:
+class Ticket(NamedTuple):
     """A grant as one host sees it; it knows which of its devices the placement has."""
 
     generation: int
@@ -23,12 +23,12 @@ class Ticket:
 
 def tickets_of(grant: Grant) -> dict[str, Ticket]:
     """Return what to tell each host of a gang."""
-    return {
-        host: Ticket(
-            grant.generation, position, grant.sequence, grant.key, grant.placement
-        )
-        for host, position in grant.positions
-    }
+    generation, sequence, key, _, placement, positions, _ = grant
+    found: dict[str, Ticket] = {}
+    for host, position in positions:
+        fields = generation, position, sequence, key, placement
+        found[host] = new_tuple(Ticket, fields)
+    return found
 
 
 class LaunchGate:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -23,13 +23,13 @@ from timelyml.ml.scheduling.values import (
     Gang,
     GangDone,
     GangGraph,
-    GangKey,
     Grant,
     Outcome,
     ProgramDone,
     Report,
     Submission,
 )
+from timelyml.progress import new_tuple
 
 
 class Dispatch(StrEnum):
@@ -131,15 +131,16 @@ class SpreadGraph:
             )
 
 
-@dataclass(slots=True)
 class _Spread:
-    """A program under way on several islands."""
+    """A program under way, perhaps on several islands."""
 
-    graph: SpreadGraph
-    client: str
-    islands_left: set[str]
-    is_apart: bool
-    outcome: Outcome = Outcome.FINISHED
+    __slots__ = ("graph", "is_apart", "islands_left", "outcome")
+
+    def __init__(self, graph: SpreadGraph, *, is_apart: bool) -> None:
+        self.graph = graph
+        self.islands_left = set(graph.graphs)
+        self.is_apart = is_apart
+        self.outcome = Outcome.FINISHED
 
 
 class Islands:
@@ -184,10 +185,10 @@ class Islands:
             is_apart: Where one part of it does not come to its end, the others go on;
                 those that wait for it find that it brought nothing.
         """
-        parts = {
-            island: Submission(client, program, part, iterations, priority)
-            for island, part in graph.graphs.items()
-        }
+        parts: dict[str, Submission] = {}
+        for island, part in graph.graphs.items():
+            fields = client, program, part, iterations, priority
+            parts[island] = new_tuple(Submission, fields)
         for island, submission in parts.items() if len(parts) > 1 else ():
             self.schedulers[island].check(submission)  # the only one does so itself
         # All parts are there before news of one reaches another.
@@ -199,7 +200,7 @@ class Islands:
         for (island, gang), slot in graph.opens_at_first:
             opened = self.schedulers[island].open(program, gang, slot)
             effects += [(island, effect) for effect in opened]
-        self._spreads[program] = _Spread(graph, client, set(parts), is_apart)
+        self._spreads[program] = _Spread(graph, is_apart=is_apart)
         return self._follow(effects)
 
     def finished(
@@ -277,6 +278,8 @@ class Islands:
         spread: _Spread,
         pending: deque[tuple[str, Effect]],
     ) -> None:
+        if not spread.graph.opens:
+            return
         is_sequential = spread.graph.dispatch is Dispatch.SEQUENTIAL
         if isinstance(effect, GangDone) != is_sequential:
             return
@@ -320,7 +323,8 @@ class Islands:
         del self._spreads[done.program]
         if self._ended:
             self._forget_ended()
-        return replace(done, outcome=spread.outcome)
+        is_same = done.outcome is spread.outcome
+        return done if is_same else done._replace(outcome=spread.outcome)
 
 
 def _renumbered(
@@ -329,4 +333,4 @@ def _renumbered(
     if len(graph.indices) == 1:
         return effect  # all on one island, where gangs have the program's numbers
     gang = graph.indices[island][effect.key.gang]
-    return replace(effect, key=GangKey(effect.key.program, gang, effect.key.iteration))
+    return effect._replace(key=effect.key._replace(gang=gang))

@@ -7,7 +7,6 @@ held back, is `scheduler.py`'s.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from timelyml.errors import InvariantError
 from timelyml.ml.scheduling.accounts import Accounts
@@ -17,28 +16,31 @@ from timelyml.ml.scheduling.placements import Placements
 from timelyml.ml.scheduling.policy import Candidate, Policy
 from timelyml.ml.scheduling.programs import ProgramRun
 from timelyml.ml.scheduling.values import GangKey, Grant, Report, Scope
+from timelyml.progress import new_tuple
 
 Held = Collection[tuple[Scope, str]]
 
 
-@dataclass(slots=True)
 class Launch:
     """A gang that is ordered and not over."""
 
-    sequence: int
-    key: GangKey
-    run: ProgramRun
-    placement: str
-    estimate_ns: int
-    hosts_left: set[str]
-    device_ns: int = 0
-    is_failed: bool = False
+    __slots__ = ("device_ns", "grant", "hosts_left", "is_failed", "run")
+
+    def __init__(self, grant: Grant, run: ProgramRun) -> None:
+        self.grant = grant
+        self.run = run
+        self.hosts_left = {host for host, _ in grant.positions}
+        self.device_ns = 0
+        self.is_failed = False
 
     def is_in(self, scope: Scope, name: str) -> bool:
         """Whether the launch belongs to a client, a program or a placement."""
         if scope is Scope.CLIENT:
             return self.run.submission.client == name
-        return name == (self.key.program if scope is Scope.PROGRAM else self.placement)
+        grant = self.grant
+        return name == (
+            grant.key.program if scope is Scope.PROGRAM else grant.placement
+        )
 
 
 class GangOrder:
@@ -132,7 +134,7 @@ class GangOrder:
         if launch.hosts_left:
             return None
         del self.launches[report.sequence]
-        gang = launch.run.submission.graph.gangs[launch.key.gang]
+        gang = launch.run.submission.graph.gangs[launch.grant.key.gang]
         if not launch.is_failed:
             self.estimates.learn(gang.computation, launch.device_ns)
         self._settle(launch)
@@ -161,6 +163,11 @@ class GangOrder:
 
     def _next(self, held: Held) -> Flow | None:
         """Return the line whose first gang goes next, if any may go."""
+        if len(self._flows) == 1:  # nothing to sort: most clients wait for themselves
+            (flow,) = self._flows
+            groups = self._placements.groups_of(flow.placement)
+            may_go = self._placements.has_room(groups) and not _is_held(flow, held)
+            return flow if may_go else None
         reserved: set[int] = set()
         for groups, flow in self._candidates(held):
             if reserved.isdisjoint(groups) and self._placements.has_room(groups):
@@ -172,7 +179,7 @@ class GangOrder:
     def _candidates(self, held: Held) -> list[tuple[tuple[int, ...], Flow]]:
         found = []
         for flow in self._flows:
-            if held and _is_held(flow, held):
+            if _is_held(flow, held):
                 continue
             run = flow.head
             groups = self._placements.groups_of(flow.placement)
@@ -187,32 +194,29 @@ class GangOrder:
     def _order(self, flow: Flow) -> Grant:
         run, index = self._flows.pop(flow)
         gang = run.submission.graph.gangs[index]
-        key = GangKey(run.submission.program, index, run.iteration)
-        estimate_ns = self.estimates.of(gang)
-        positions = self._take_positions(gang.placement)
+        placement, estimate_ns = gang.placement, self.estimates.of(gang)
         sequence = self._next_sequence
         self._next_sequence += 1
         self.passed_ns += estimate_ns
-        self._placements.launch(gang.placement, estimate_ns)
-        groups = self._placements.groups_of(gang.placement)
+        self._placements.launch(placement, estimate_ns)
+        groups = self._placements.groups_of(placement)
         self._accounts.charge(flow.client, groups, estimate_ns)
-        hosts = {host for host, _ in positions}
-        self.launches[sequence] = Launch(
-            sequence, key, run, gang.placement, estimate_ns, hosts
+        fields = (
+            self.generation,
+            sequence,
+            new_tuple(GangKey, (run.submission.program, index, run.iteration)),
+            flow.client,
+            placement,
+            self._take_positions(placement),
+            estimate_ns,
         )
+        grant: Grant = new_tuple(Grant, fields)
+        self.launches[sequence] = Launch(grant, run)
         self.enqueue(run, run.ordered(index))
         if run.finish_iteration():
             run.begin_iteration(self.ticket(), self.passed_ns)
             self.enqueue(run, run.ready())
-        return Grant(
-            generation=self.generation,
-            sequence=sequence,
-            key=key,
-            client=flow.client,
-            placement=gang.placement,
-            positions=positions,
-            estimate_ns=estimate_ns,
-        )
+        return grant
 
     def _take_positions(self, placement: str) -> tuple[tuple[str, int], ...]:
         taken = []
@@ -224,15 +228,14 @@ class GangOrder:
 
     def _settle(self, launch: Launch) -> None:
         """Return the room of a launch, and charge what it took."""
-        client = launch.run.submission.client
-        groups = self._placements.groups_of(launch.placement)
-        self._placements.complete(launch.placement, launch.estimate_ns)
-        self._accounts.charge(client, groups, launch.device_ns - launch.estimate_ns)
+        _, _, _, client, placement, _, estimate_ns = launch.grant
+        groups = self._placements.groups_of(placement)
+        self._placements.complete(placement, estimate_ns)
+        self._accounts.charge(client, groups, launch.device_ns - estimate_ns)
         self._accounts.exit(client, groups)
 
 
 def _is_held(flow: Flow, held: Held) -> bool:
-    return (Scope.CLIENT, flow.client) in held or (
-        Scope.PLACEMENT,
-        flow.placement,
-    ) in held
+    return bool(held) and (
+        (Scope.CLIENT, flow.client) in held or (Scope.PLACEMENT, flow.placement) in held
+    )

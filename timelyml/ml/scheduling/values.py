@@ -82,8 +82,7 @@ class GangGraph:
         self.successors = tuple(map(tuple, successors))
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
+class Submission(NamedTuple):
     """A call of a program.
 
     Attributes:
@@ -124,8 +123,7 @@ class Outcome(StrEnum):
     LOST = "lost"
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(NamedTuple):
     """A host's word that its part of a gang is over, and the device time it took."""
 
     host: str
@@ -134,8 +132,7 @@ class Report:
     is_failed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(NamedTuple):
     """The decision that a gang runs, on all of its devices, at this place in the order.
 
     Attributes:
@@ -153,8 +150,7 @@ class Grant:
     estimate_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class GangDone:
+class GangDone(NamedTuple):
     """All hosts reported; `device_ns` is the longest of their times."""
 
     sequence: int
@@ -165,8 +161,7 @@ class GangDone:
     is_failed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramDone:
+class ProgramDone(NamedTuple):
     """Nothing of the program waits or runs any more."""
 
     client: str

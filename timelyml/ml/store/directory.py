@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 from timelyml.errors import HandleError
 from timelyml.ml.store.values import (
@@ -20,12 +19,12 @@ from timelyml.ml.store.values import (
     DirectoryEffect,
     Known,
 )
+from timelyml.progress import new_tuple
 
 NOBODY = 0
 """The client of buffers that only a call needs; clients count from 1."""
 
 
-@dataclass(slots=True)
 class Entry:
     """A logical buffer and everybody who can ask for it.
 
@@ -41,17 +40,32 @@ class Entry:
         charged: The client whose call holds it between its parts, if one does.
     """
 
-    buffer: Buffer
-    client: int
-    producer: str | None = None
-    state: BufferState = BufferState.PENDING
-    error: bytes | None = None
-    holders: dict[int, int] = field(default_factory=dict)
-    names: set[str] = field(default_factory=set)
-    num_uses: int = 0
-    num_exports: int = 0
-    waiters: set[int] = field(default_factory=set)
-    charged: int = NOBODY
+    __slots__ = (
+        "buffer",
+        "charged",
+        "client",
+        "error",
+        "holders",
+        "names",
+        "num_exports",
+        "num_uses",
+        "producer",
+        "state",
+        "waiters",
+    )
+
+    def __init__(self, buffer: Buffer, client: int, producer: str | None) -> None:
+        self.buffer = buffer
+        self.client = client
+        self.producer = producer
+        self.state = BufferState.PENDING
+        self.error: bytes | None = None
+        self.holders: dict[int, int] = {}
+        self.names: set[str] = set()
+        self.num_uses = 0
+        self.num_exports = 0
+        self.waiters: set[int] = set()
+        self.charged = NOBODY
 
     @property
     def is_wanted(self) -> bool:
@@ -349,10 +363,12 @@ class Directory:
         return [Known(client, entry.buffer.number, entry.error) for client in waiters]
 
     def _deleted(self, entry: Entry) -> list[DirectoryEffect]:
-        if entry.is_wanted or self._entries.pop(entry.buffer.number, None) is None:
+        if entry.num_uses or entry.holders or entry.names:
+            return []
+        if self._entries.pop(entry.buffer.number, None) is None:
             return []
         self._uncharge(entry)
-        return [Delete(entry.buffer)]
+        return [new_tuple(Delete, (entry.buffer,))]
 
 
 def unknown_name(name: str, published: Iterable[str]) -> HandleError:

@@ -29,6 +29,7 @@ from timelyml.ml.store.values import (
     Spill,
     Vacant,
 )
+from timelyml.progress import new_tuple
 
 
 class _Placed(NamedTuple):
@@ -95,6 +96,7 @@ class Ledger:
                 f"{holders[:5]} on it; expected none"
             )
         self._held.pop(placement, None)
+        self._scratch.pop(placement, None)
         self._live.devices.unplace(placement)
         self._live.hosts.unplace(placement)
         return [] if self._reserved.pop(placement, None) is None else self._serve()
@@ -174,10 +176,9 @@ class Ledger:
             return [Refuse(claim.program, error)]
         for output in claim.outputs:
             self._live.promise(output)
-        placed = _Placed(claim, frozenset(needs))
         if fits:
-            return [self._admit(*placed)]
-        self._waiting[claim.program] = placed
+            return self._admit(claim, frozenset(needs))
+        self._waiting[claim.program] = _Placed(claim, frozenset(needs))
         self._count_waiting(claim, 1)
         return self._serve()
 
@@ -240,6 +241,8 @@ class Ledger:
     def _serve(self) -> list[LedgerEffect]:
         """Admit what fits, first come first served on every device."""
         effects = self._evict() if self._held else []
+        if not self._waiting:
+            return effects
         devices = self._live.devices
         blocked: set[int] = set()  # groups that an earlier program waits for
         passed: set[str] = set()  # placements of earlier programs that wait
@@ -259,7 +262,7 @@ class Ledger:
             if not short and self._live.are_settled(claim.arguments):
                 del self._waiting[program]
                 self._count_waiting(claim, -1)
-                effects.append(self._admit(claim, placements))
+                effects += self._admit(claim, placements)
                 continue
             error = self._impossible(claim) if devices.has_reserved else None
             if short and error is None:
@@ -287,8 +290,8 @@ class Ledger:
     def _groups(self, placements: Iterable[str]) -> set[int]:
         return {x for each in placements for x in self._live.devices.groups_of(each)}
 
-    def _admit(self, claim: Claim, placements: frozenset[str]) -> Admit:
-        returns = []
+    def _admit(self, claim: Claim, placements: frozenset[str]) -> list[LedgerEffect]:
+        returns: list[Buffer] = []
         for number in claim.arguments:
             live = self._live.get(number)
             if live is None:
@@ -307,8 +310,8 @@ class Ledger:
                 made.num_users += 1
                 self._live.enter_devices(made)
         self._count_scratch(claim, 1)
-        self._running[claim.program] = _Placed(claim, placements)
-        return Admit(claim.program, tuple(returns))
+        self._running[claim.program] = new_tuple(_Placed, (claim, placements))
+        return [new_tuple(Admit, (claim.program, tuple(returns)))]
 
     def _end(self, program: str, has_failed: bool) -> None:
         placed = self._running.pop(program, None)
@@ -316,15 +319,15 @@ class Ledger:
             return
         claim = placed.claim
         self._count_scratch(claim, -1)
-        made = [output.number for output in claim.outputs]
-        for number in (*claim.arguments, *made):
-            live = self._live.get(number)
-            if live is None:
-                continue
-            live.num_users -= 1
-            if has_failed and number in made:
-                self._live.forget(number)  # whoever waits to read it will hear
-            else:
+        for number in claim.arguments:
+            if live := self._live.get(number):
+                live.num_users -= 1
+                self._forget_if_over(live)
+        for output in claim.outputs:
+            if has_failed:
+                self._live.forget(output.number)  # whoever waits to read it will hear
+            elif live := self._live.get(output.number):
+                live.num_users -= 1
                 self._forget_if_over(live)
 
     def _drop(self, program: str) -> None:
@@ -383,10 +386,9 @@ class Ledger:
 
     def _count_scratch(self, claim: Claim, sign: int) -> None:
         for placement, size in claim.scratch_bytes.items():
-            self._live.devices.add(placement, sign * size)
-            self._scratch[placement] = self._scratch.get(placement, 0) + sign * size
-            if not self._scratch[placement]:
-                del self._scratch[placement]
+            if size:
+                self._live.devices.add(placement, sign * size)
+                self._scratch[placement] = self._scratch.get(placement, 0) + sign * size
 
     def _count_waiting(self, claim: Claim, change: int) -> None:
         for number in (*claim.arguments, *(each.number for each in claim.outputs)):

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from timelyml.ml.store.accounts import MemoryAccounts
 from timelyml.ml.store.values import Buffer, Claim
 
 
-@dataclass(slots=True)
 class Live:
     """A buffer that is promised or there.
 
@@ -23,13 +21,24 @@ class Live:
         is_freed: Nobody can ask for it any more.
     """
 
-    buffer: Buffer
-    num_users: int = 0
-    num_waiting: int = 0
-    is_on_device: bool = False
-    is_on_host: bool = False
-    is_spilling: bool = False
-    is_freed: bool = False
+    __slots__ = (
+        "buffer",
+        "is_freed",
+        "is_on_device",
+        "is_on_host",
+        "is_spilling",
+        "num_users",
+        "num_waiting",
+    )
+
+    def __init__(self, buffer: Buffer) -> None:
+        self.buffer = buffer
+        self.num_users = 0
+        self.num_waiting = 0
+        self.is_on_device = False
+        self.is_on_host = False
+        self.is_spilling = False
+        self.is_freed = False
 
     @property
     def is_only_on_host(self) -> bool:
@@ -128,8 +137,11 @@ class LiveBuffers:
 
     def are_settled(self, numbers: Iterable[int]) -> bool:
         """Whether none of these is about to leave its devices."""
-        found = map(self._live.get, numbers)
-        return not any(live is not None and live.is_spilling for live in found)
+        for number in numbers:
+            live = self._live.get(number)
+            if live is not None and live.is_spilling:
+                return False
+        return True
 
     def enter_devices(self, live: Live) -> None:
         """Count a buffer on its devices, and on hosts no longer."""

@@ -9,9 +9,10 @@ will produce without waiting for an answer.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
 
 from timelyml.errors import MemoryLimitError
 from timelyml.ml.functions import ArrayType, Spec
@@ -30,8 +31,7 @@ class BufferState(StrEnum):
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Buffer:
+class Buffer(NamedTuple):
     """A logical buffer.
 
     Attributes:
@@ -66,8 +66,7 @@ class Buffer:
         return f"{self.name}{label}: {self.type}, {self.size_bytes:,} bytes"
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """The memory that a call of a program needs.
 
     Attributes:
@@ -88,7 +87,7 @@ class Claim:
     arguments: tuple[int, ...] = ()
     donated: tuple[int, ...] = ()
     outputs: tuple[Buffer, ...] = ()
-    scratch_bytes: Mapping[str, int] = field(default_factory=dict)
+    scratch_bytes: Mapping[str, int] = MappingProxyType({})
     label: str = ""
     exported: tuple[int, ...] = ()
 
@@ -96,11 +95,10 @@ class Claim:
         """Return what is left of it where a placement is gone."""
         scratch = {x: n for x, n in self.scratch_bytes.items() if x != placement}
         outputs = tuple(x for x in self.outputs if x.placement != placement)
-        return replace(self, scratch_bytes=scratch, outputs=outputs)
+        return self._replace(scratch_bytes=scratch, outputs=outputs)
 
 
-@dataclass(frozen=True, slots=True)
-class Admit:
+class Admit(NamedTuple):
     """A program has its memory.
 
     Attributes:
@@ -136,15 +134,13 @@ class Vacant:
 LedgerEffect: TypeAlias = Admit | Refuse | Spill | Vacant
 
 
-@dataclass(frozen=True, slots=True)
-class Delete:
+class Delete(NamedTuple):
     """Nobody can ask for a buffer any more: free it on devices and hosts."""
 
     buffer: Buffer
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(NamedTuple):
     """What a client is told that waits for a buffer; no error: it is ready.
 
     `error` is pickled, as it came from where it happened.
