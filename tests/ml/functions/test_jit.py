@@ -70,6 +70,40 @@ def test_tracing_happens_once_for_equal_arguments(client, slice_):
         assert len(num_traced) > before
 
 
+def test_a_call_like_the_last_is_what_tracing_it_anew_would_give(client, slice_):
+    @jit(slice=slice_, static_argnames="scale", in_shardings=P("data"))
+    def f(x, y=None, scale=1):
+        return x * scale if y is None else x * scale + y
+
+    def made_anew(*args, **kwargs):
+        return jit(
+            f.function, slice=slice_, static_argnames="scale", in_shardings=P("data")
+        )(*args, **kwargs)
+
+    x, wide = (f(ones(size)) for size in (8, 16))
+    calls = [([x], {}), ([x], {}), ([x], {"scale": 3}), ([x], {}), ([wide], {})]
+    calls += [
+        ([x, x], {}),
+        ([x, x], {}),
+        ([x], {"y": x}),
+        ([x, ones(8)], {}),
+        ([x], {}),
+    ]
+    for args, kwargs in calls:
+        f(*args, **kwargs)
+        made_anew(*args, **kwargs)
+        got, expected = client.calls[-2:]
+        assert got.computation.identity == expected.computation.identity
+        assert [id(each) for each in got.operands] == [
+            id(each) for each in expected.operands
+        ]
+    with jax.enable_x64(True):
+        f(x)
+    assert client.calls[-1].computation.settings.x64
+    with pytest.raises(HandleError, match="another client"):
+        f(Value(Slice(Client()), x.type, x.spec))
+
+
 def test_settings_of_the_caller_travel_with_the_call(client, slice_):
     f = jit(jnp.sin, slice=slice_)
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):

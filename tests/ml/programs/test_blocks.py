@@ -71,3 +71,4 @@ def test_a_chain_on_one_slice_is_cut_into_as_few_blocks_as_may_be():
     ]
     assert [len(each.gangs) for each in cut(gangs, ())] == [16, 16, 8]
     assert [each.needs for each in cut(gangs, ())] == [set(), {0}, {1}]
+    assert [len(x.gangs) for x in cut(gangs, (), 128, max_ns=25_000)] == [25, 15]
