@@ -47,7 +47,7 @@ class Sender:
         for each in message.buffers:
             self.values.pop(each, None)
 
-    def forget(self, handle):
+    def let_go(self, handle):
         pass
 
     def flush_calls(self):

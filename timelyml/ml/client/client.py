@@ -235,7 +235,7 @@ class Client:
         """Let go of a value; told to the controller together with others."""
         self._releases.add(buffer)
 
-    def forget(self, handle: Handle) -> None:
+    def let_go(self, handle: Handle) -> None:
         """Hear no news of a handle any more."""
         self._inbox.forget(handle)
 

@@ -32,7 +32,7 @@ class HandleOwner(Runner, Protocol):
     def release(self, buffer: int) -> None:
         """Let go of a value; from any thread, and at any time."""
 
-    def forget(self, handle: Handle) -> None:
+    def let_go(self, handle: Handle) -> None:
         """Hear that nobody holds a handle any more; as `release`."""
 
     def flush_calls(self) -> None:
@@ -81,7 +81,7 @@ class Handle:
 
     def __del__(self) -> None:
         # The right moment to free memory on the workers, and no right to anything.
-        self._client.forget(self)
+        self._client.let_go(self)
         if not self._fate:
             self._client.release(self.buffer)
 
