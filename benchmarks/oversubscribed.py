@@ -14,12 +14,14 @@ import os
 import time
 from collections.abc import Sequence
 from statistics import median
+from typing import Any
 
 import numpy as np
 
 from benchmarks.pulse import pulse_graph
 from benchmarks.report import Report
 from timelyml import Cluster, Dataflow
+from timelyml.runtime.config import PROGRESS_MODES
 
 NUM_SHARDS = 16  # of the sum, whatever the number of workers
 NUM_KEYS = 1000
@@ -40,37 +42,41 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--times", type=int, nargs="+", default=[1, 2, 4], help="workers for each core"
     )
+    parser.add_argument("--mode", choices=PROGRESS_MODES, help="of progress")
     options = parser.parse_args(argv)
+    config = {} if options.mode is None else {"progress_mode": options.mode}
     cores = len(os.sched_getaffinity(0))
     counts = [cores * times for times in options.times]
     rounds = [
-        measure(counts, options.blocks, options.epochs) for _ in range(options.rounds)
+        measure(counts, options.blocks, options.epochs, **config)
+        for _ in range(options.rounds)
     ]
     report(rounds, counts).show(as_json=options.json)
     return 0
 
 
 def measure(
-    counts: Sequence[int], num_blocks: int, num_epochs: int
+    counts: Sequence[int], num_blocks: int, num_epochs: int, **config: Any
 ) -> dict[tuple[str, int], float]:
     """Return seconds of the work, and of an epoch, by number of workers."""
     seconds = {}
     for workers in counts:
         with Cluster(workers) as cluster:
             cluster.run(pulse_graph(num_epochs=1, senders="all"))  # all have come
-            seconds[FIRST, workers] = _sum(NUM_SHARDS, cluster)
-            seconds[WORK, workers] = _sum(num_blocks, cluster)
-            pulse = cluster.run(pulse_graph(num_epochs=num_epochs, senders="all"))
+            seconds[FIRST, workers] = _sum(NUM_SHARDS, cluster, **config)
+            seconds[WORK, workers] = _sum(num_blocks, cluster, **config)
+            graph = pulse_graph(num_epochs=num_epochs, senders="all")
+            pulse = cluster.run(graph, **config)
             seconds[EPOCH, workers] = median(
                 sample for _, samples in pulse["seconds"] for sample in samples
             )
     return seconds
 
 
-def _sum(num_blocks: int, cluster: Cluster) -> float:
+def _sum(num_blocks: int, cluster: Cluster, **config: Any) -> float:
     """Sum so many blocks; return the seconds that it took."""
     began = time.perf_counter()
-    result = _sums(num_blocks).run(cluster=cluster)
+    result = _sums(num_blocks).run(cluster=cluster, **config)
     seconds = time.perf_counter() - began
     found = sum(int(block["n"].sum()) for _, block in result.batches("out"))
     if found != num_blocks * ROWS_PER_BLOCK:
