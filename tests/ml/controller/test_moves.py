@@ -313,6 +313,23 @@ def test_what_is_put_and_fetched_while_an_island_forms_anew_comes():
     assert [e.error for e in world.heard[1] if isinstance(e, Fetched)] == [None]
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_put_while_a_slice_moves_is_free_once_who_takes_it_is_over(seed):
+    world = World(seed, ISLANDS)
+    slice_ = world.slice(1, 2, "a")
+    world.call("f", slice_, [world.put(slice_)])
+    world.settle()
+    change(world, slice_.slice, "migrate")
+    while not world.core._slices[slice_.slice].is_closed:
+        assert world.act()
+    x = world.put(slice_)
+    (y,), _ = world.call("f", slice_, [x])
+    world.release([x, y])
+    world.settle()
+    there = world.core.buffers.memory.ledger._live.on(slice_.slice)
+    assert not any(live.is_freed for live in there)
+
+
 def test_what_is_lost_as_the_rest_of_an_island_ends_names_who_died_first():
     world = World(7, ISLANDS)
     x = world.put(world.slice(1, 4, "a"), spec=())

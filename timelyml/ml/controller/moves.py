@@ -141,8 +141,9 @@ class Moves:
         schedulers[slice_.order].place(slice_.name, slice_.devices_by_host)
         expected = {x.buffer for each in transfers.expects.values() for x in each}
         self._buffers.memory.move(slice_, self._resize(slice_, entries), expected)
-        self._dispatch.reopen(slice_)
+        # What was to be put comes first, or work would take what is not counted yet.
         self._buffers.reopen(slice_)
+        self._dispatch.reopen(slice_)
         where = slice_.island, slice_.platform, slice_.devices
         self._outbox.tell(slice_.client, Moved(slice_.name, *where))
 
