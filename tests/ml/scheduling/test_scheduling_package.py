@@ -19,6 +19,7 @@ PURE = {
 }
 
 
+@pytest.mark.sources
 @pytest.mark.parametrize(
     "path", sorted(PACKAGE.glob("*.py")), ids=lambda path: path.name
 )

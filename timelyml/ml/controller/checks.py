@@ -48,15 +48,10 @@ def check_message(client: int, message: Any, slices: Mapping[str, SliceRecord]) 
             if slice_ is not None and slice_.client != client:
                 raise _wrong(client, "registers for a slice of another", message.slice)
         case AskSlice():
-            names = message.kind, message.island
-            is_named = all(each is None or type(each) is str for each in names)
-            if not is_named or not 0 <= message.memory_bytes < _MAX_BYTES:
-                raise _wrong(client, "asks for an impossible slice", message)
-            if len(message.axis_names) != len(message.axis_sizes):
-                raise _wrong(client, "asks for an impossible slice", message)
-            _check_timeout(client, message.timeout_s)
+            _check_slice(client, message)
+            _check_timeout(client, message)
         case Open():
-            _check_timeout(client, message.timeout_s)
+            _check_timeout(client, message)
         case _ if not isinstance(message, REQUESTS):
             raise _wrong(client, "says what no client says", message)
 
@@ -86,7 +81,21 @@ def _check_put(client: int, put: Put, slice_: SliceRecord | None) -> None:
         raise _wrong(client, f"puts an array that is no {put.type}", shape)
 
 
-def _check_timeout(client: int, timeout_s: Any) -> None:
+# ``Any``: compiled code reads a field of a message whose type it knows as that type, and
+# fails with an error of its own where it is not.
+def _check_slice(client: int, ask: Any) -> None:
+    names = ask.kind, ask.island
+    is_named = all(each is None or type(each) is str for each in names)
+    if (
+        not is_named
+        or not 0 <= ask.memory_bytes < _MAX_BYTES
+        or len(ask.axis_names) != len(ask.axis_sizes)
+    ):
+        raise _wrong(client, "asks for an impossible slice", ask)
+
+
+def _check_timeout(client: int, ask: Any) -> None:
+    timeout_s = ask.timeout_s
     is_number = isinstance(timeout_s, int | float) and not math.isnan(timeout_s)
     if timeout_s is not None and not is_number:
         raise _wrong(client, "waits for no number of seconds", timeout_s)
