@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,7 @@ from timelyml.ml.client.inbox import Inbox
 from timelyml.ml.client.releases import Releases
 from timelyml.ml.client.slices import Slice
 from timelyml.ml.controller import Call, CallProgram, Finished, Release
+from timelyml.ml.controller.messages import Fetch
 from timelyml.ml.functions import LogicalMesh
 from timelyml.ml.programs import Arg
 from timelyml.testing.leftovers import eventually
@@ -62,11 +64,15 @@ class Sender:
         if isinstance(message, Release):
             self.forget(message)
             return
-        self.on_call()
+        if not isinstance(message, Fetch):
+            self.on_call()
         if isinstance(message, Call):
             args = tuple(self.values[x] for x in message.args)
             for position, out in enumerate(message.outs):
                 self.values[out] = self.term(message.computation, args, position)
+            return
+        if isinstance(message, Fetch):
+            assert message.buffer in self.values
             return
         assert isinstance(message, CallProgram)
         program, found = self.programs[message.program], {}
@@ -187,6 +193,28 @@ def test_a_value_that_goes_while_calls_are_sent_stays_for_those_that_take_it(unh
     made.clear()
     rig.sender.on_call = lambda: list(map(rig.sender.release, inner))
     rig.check()
+    rig.close()
+
+
+def test_what_another_thread_sends_comes_after_all_that_was_collected(unhurried):
+    rig = Rig(0)
+    made = list(rig.held[:1])
+    for _ in range(3):
+        made += rig.call(made[-1:], 1)
+    rig.held += made[1:]
+    fetch = Fetch(made[-1].buffer)
+    other = threading.Thread(target=rig.ahead.send, args=[fetch])
+
+    def on_call():
+        if other.ident is None:
+            other.start()
+            other.join(0.1)  # as long as it would need to overtake the rest
+
+    rig.sender.on_call = on_call
+    rig.ahead.flush()
+    other.join()
+    calls = [x for x in rig.sender.messages if not isinstance(x, Release)]
+    assert [type(each) for each in calls] == [Call, Call, Call, Fetch]
     rig.close()
 
 

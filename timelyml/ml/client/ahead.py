@@ -103,7 +103,8 @@ class Ahead:
         self._inbox = inbox
         self._releases = releases
         self._register = register
-        self._lock = threading.Lock()
+        # Taken again by who registers a program while it sends what was collected.
+        self._lock = threading.RLock()
         self._batch: Batch | None = None
         # Of each sequence that came, its program; None until it comes again.
         self._numbers: dict[Key, int | None] = {}
@@ -199,14 +200,13 @@ class Ahead:
         self._start_now(message)
 
     def flush(self) -> None:
-        """Send what was collected.
+        """Send what was collected; if another thread is at it, wait until it went.
 
         Raises:
             TimelyError: Nothing can be sent any more.
         """
-        if self._batch is not None:
-            with self._lock:
-                self._send()
+        with self._lock:
+            self._send()
 
     def flush_late(self) -> None:
         """Send what has been kept long enough; what was not is looked at again."""
