@@ -483,6 +483,50 @@ async def awaited(handle):
     return await handle
 
 
+def test_coroutines_wait_for_values_without_threads_and_may_give_up(
+    make_slice, tmp_path
+):
+    slice_, other = make_slice(1, island="island-0"), make_slice(1, island="island-1")
+    slow = jit(gated(tmp_path / "go"), slice=slice_)
+    large = slice_.client.put(np.ones(1 << 14, np.float32), other.sharding())
+    double = jit(lambda x: x * 2, slice=other)
+
+    async def main():
+        late = [slow(np.float32(number)) for number in range(40)]
+        waiting = [asyncio.ensure_future(awaited(each)) for each in late]
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(awaited(late[0]), 0.05)
+        assert (await double(large)).sum() == 2 << 14  # whatever else is waited for
+        large.delete()
+        with pytest.raises(HandleError, match="deleted"):
+            await large
+        names = [each.name for each in threading.enumerate()]
+        assert not any(name.startswith("asyncio") for name in names)
+        (tmp_path / "go").touch()
+        return await asyncio.gather(*waiting)
+
+    assert asyncio.run(main()) == list(range(40))
+
+
+def test_a_coroutine_hears_why_its_value_will_never_be_there(client, make_slice):
+    bad = jit(raising, slice=make_slice(1))(np.ones(4, np.float32))
+    with pytest.raises(ComputationError, match="no such luck"):
+        asyncio.run(awaited(bad))
+    other = client.another()
+    theirs = other.slice({"data": 1})
+    theirs.suspend()
+    never = jit(lambda x: x + 1, slice=theirs)(np.float32(1))
+
+    async def main():
+        waiting = asyncio.ensure_future(awaited(never))
+        await asyncio.sleep(0)
+        other.close()
+        await waiting
+
+    with pytest.raises(RunStoppedError, match="closed"):
+        asyncio.run(main())
+
+
 def test_what_a_handle_cannot_do_it_says(make_slice):
     slice_ = make_slice(1)
     x = slice_.client.put(np.arange(3.0), slice_.sharding())

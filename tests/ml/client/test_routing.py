@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
+from tests.ml.client.test_local import awaited
 from timelyml import ml
 from timelyml.errors import ComputationError, HandleError
 from timelyml.ml.controller import CallProgram, Put, Release
@@ -288,6 +291,7 @@ def test_ragged_handles_are_donated_published_suspended_and_let_go(client, slice
     with pytest.raises(HandleError, match="donated"):
         rows.result()
     np.testing.assert_array_equal(opened, suspended)
+    np.testing.assert_array_equal(asyncio.run(awaited(opened)), suspended)
     np.testing.assert_array_equal(ml.unroute(added), [1, 2, 3, 4, 5, 0, 7, 8])
     client.unpublish("rows")
     before = len(client.objects())

@@ -91,7 +91,7 @@ class Client:
         self.flush_calls = self._ahead.flush
         waits = Waits(self._ahead, self._inbox)
         self.ask_news, self.wait_ready = waits.ask_news, waits.wait_ready
-        self.value_of = waits.value_of
+        self.value_of, self.arrival = waits.value_of, waits.arrival
         self._buffers = itertools.count((self._number << CLIENT_BITS) + 1)
 
     def slice(

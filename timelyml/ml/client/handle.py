@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Generator, Iterator
 from typing import Any, Protocol
 
@@ -28,6 +27,9 @@ class HandleOwner(Runner, Protocol):
 
     def value_of(self, handle: Handle, timeout_s: float | None) -> Any:
         """Wait for the elements, of keys their words, or raise why there are none."""
+
+    async def arrival(self, handle: Handle) -> None:
+        """Wait until the elements are here, or will never be."""
 
     def release(self, buffer: int) -> None:
         """Let go of a value; from any thread, and at any time."""
@@ -221,8 +223,12 @@ class Handle:
         return self
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """Wait for the elements without blocking the event loop."""
-        return asyncio.to_thread(self.result).__await__()
+        """Wait for the elements without blocking the event loop, and without a thread.
+
+        However many coroutines wait, and for what, each goes on when its value is there.
+        """
+        yield from self._client.arrival(self).__await__()
+        return self.result()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         value = self._client.value_of(self, None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 import time
 import weakref
@@ -43,6 +45,8 @@ class Inbox:
         self._on_moved = on_moved
         self.max_unfinished_calls = max_unfinished_calls
         self._changed = threading.Condition()
+        # Of coroutines that wait: what for, and what lets them go on.
+        self._listeners: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         # Each until it is forgotten: a weak dictionary takes 1 us more for every call.
         self._handles: dict[int, weakref.ref[Handle]] = {}
         self._answers: dict[int, Any] = {}
@@ -136,6 +140,19 @@ class Inbox:
                     )
                 self._changed.wait(left)
 
+    async def heard(self, is_over: Callable[[], bool]) -> None:
+        """Wait in a coroutine until something was heard, or nothing is heard any more."""
+        listener = is_over, asyncio.get_running_loop().create_future()
+        with self._changed:
+            if is_over() or not self.is_open:
+                return
+            self._listeners.append(listener)
+        try:
+            await listener[1]
+        finally:  # of a cancelled wait nothing is left
+            with self._changed, contextlib.suppress(ValueError):
+                self._listeners.remove(listener)
+
     def answer_to(self, request: int, what: str, timeout_s: float | None = None) -> Any:
         """Wait for the answer to a request.
 
@@ -167,6 +184,19 @@ class Inbox:
                 case Closed():
                     self._end = self._end or unpack_error(message.error)
             self._changed.notify_all()
+            if self._listeners:
+                self._tell_coroutines()
+
+    def _tell_coroutines(self) -> None:
+        """Let those go on that wait no longer."""
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            is_over, future = listener
+            if self.is_open and not is_over():
+                self._listeners.append(listener)
+                continue
+            with contextlib.suppress(RuntimeError):  # its loop was closed
+                future.get_loop().call_soon_threadsafe(_settle, future)
 
     def _on_finished(self, message: Finished) -> None:
         ended = self._end_calls(message.num_calls)
@@ -226,3 +256,8 @@ def _weight_of(num_calls: int) -> float:
     A single call, which may have waited for anything, says less than many.
     """
     return min(1 / 4, num_calls / SEEN_CALLS)
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():  # as by a cancellation
+        future.set_result(None)

@@ -44,12 +44,29 @@ class Waits:
         """Wait for the elements of a value."""
         handle.check()
         self._ahead.flush()
-        is_told = handle.nbytes <= SMALL_BYTES and not handle.was_put
-        if is_told and not handle.is_known():
-            # Then it most likely comes with the news that it is ready.
+        if _is_told(handle):
             self._inbox.wait(handle.has_news, timeout_s, repr(handle))
         if not handle.is_known():
-            if self._inbox.begin_fetch(handle):
-                self._ahead.send(Fetch(handle.buffer))
+            self._fetch(handle)
             self._inbox.wait(handle.is_known, timeout_s, repr(handle))
         return handle.elements()
+
+    async def arrival(self, handle: Handle) -> None:
+        """Wait in a coroutine until the elements are here, or will never be."""
+        handle.check()
+        self._ahead.flush()
+        if _is_told(handle):
+            await self._inbox.heard(handle.has_news)
+        if not handle.is_known():
+            self._fetch(handle)
+            await self._inbox.heard(handle.is_known)
+
+    def _fetch(self, handle: Handle) -> None:
+        if self._inbox.begin_fetch(handle):
+            self._ahead.send(Fetch(handle.buffer))
+
+
+def _is_told(handle: Handle) -> bool:
+    """Whether the elements most likely come with the news that they are ready."""
+    is_small = handle.nbytes <= SMALL_BYTES and not handle.was_put
+    return is_small and not handle.is_known()

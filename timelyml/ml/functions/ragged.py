@@ -8,7 +8,6 @@ handle is a tree of values, and whatever holds of those holds of it.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any
@@ -143,7 +142,10 @@ class Ragged:
 
     def __await__(self) -> Generator[Any, None, Any]:
         """Wait for the rows without blocking the event loop."""
-        return asyncio.to_thread(self.result).__await__()
+        for each in (self.rows, self.counts):
+            if hasattr(each, "__await__"):  # else they are of the client, and here
+                yield from each.__await__()
+        return self.result()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         if copy is False:
