@@ -102,6 +102,7 @@ class Client:
         island: str | None = None,
         memory_bytes: int | None = None,
         timeout_s: float | None = None,
+        adjacent: bool = False,
     ) -> Slice:
         """Ask for devices of one island in the shape of a mesh, and wait for them.
 
@@ -112,6 +113,9 @@ class Client:
             memory_bytes: Reserved on every device for this slice alone; None shares.
             timeout_s: How long to wait while others hold the devices; None: until they
                 are free, 0: not at all.
+            adjacent: Whether neighbours in the slice have to be neighbours in the mesh
+                of the island, the line of its devices; otherwise they are if loads are
+                equal.
 
         Raises:
             SliceError: No island has what is asked for, or not in time.
@@ -119,7 +123,7 @@ class Client:
         """
         check_axes(axes)
         names, sizes = tuple(axes), tuple(axes.values())
-        wanted = names, sizes, kind, island, memory_bytes or 0, timeout_s
+        wanted = (names, sizes, kind, island, memory_bytes or 0, timeout_s, adjacent)
         answer: SliceGiven = self._ask(lambda n: AskSlice(n, *wanted), "a slice")
         given = Slice(
             answer.slice,

@@ -31,6 +31,7 @@ class AskSlice:
         island: Name of an island; any if None.
         memory_bytes: Reserved on every device; 0 shares.
         timeout_s: How long to wait for devices; without end if None.
+        is_adjacent: Whether neighbours have to be neighbours in the island's mesh.
     """
 
     request: int
@@ -40,6 +41,7 @@ class AskSlice:
     island: str | None = None
     memory_bytes: int = 0
     timeout_s: float | None = None
+    is_adjacent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,6 +212,7 @@ class Places:
                     message.kind,
                     message.island,
                     message.memory_bytes,
+                    message.is_adjacent,
                 )
                 effects = self.manager.request(request, now_s, message.timeout_s)
             except SliceError as error:
