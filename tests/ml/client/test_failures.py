@@ -168,7 +168,7 @@ def test_a_program_that_ends_without_closing_leaves_no_process(tmp_path, end, co
     assert eventually(lambda: not is_alive(worker), SOON_S)
 
 
-@pytest.mark.parametrize("num_devices", [3, 8])
+@pytest.mark.parametrize("num_devices", [3, 16])
 def test_collectives_neither_hang_nor_abort_however_many_are_under_way(num_devices):
     with local(devices_per_island=num_devices) as client:
         slice_ = client.slice({"data": num_devices})

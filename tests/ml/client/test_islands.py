@@ -21,8 +21,8 @@ from timelyml.ml.functions import jit
 from timelyml.ml.programs import program
 from timelyml.testing.leftovers import Leftovers
 
-ROUNDS = 100
-PROGRAM_ROUNDS = 150  # of two programs each
+ROUNDS = 250
+PROGRAM_ROUNDS = 250  # of two programs each
 PROMPT_S = 30.0
 """XLA ends a process whose peers wait in vain only after longer than that."""
 

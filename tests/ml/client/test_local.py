@@ -563,6 +563,65 @@ def test_what_no_island_has_is_refused_with_what_there_is(client):
             client.slice(axes)
 
 
+def test_slices_have_up_to_three_axes_and_neighbours_where_they_are_demanded(client):
+    slice_ = client.slice({"data": 2, "row": 1, "model": 2}, island="island-0")
+    f = jit(
+        lambda x: x - x.mean(), slice=slice_, in_shardings=P("data", "row", "model")
+    )
+    x = np.arange(8, dtype=np.float32).reshape(2, 2, 2)
+    np.testing.assert_array_equal(f(x), x - x.mean())
+    slice_.close()
+
+    client.resources.withdraw(["0:1"], timeout_s=TIMEOUT_S)
+    try:
+        apart = client.slice({"data": 3}, island="island-0")
+        assert apart.devices == ((0, 0), (0, 2), (0, 3))
+        beside = client.slice({"data": 2}, island="island-0", adjacent=True)
+        assert beside.devices == ((0, 2), (0, 3))
+        with pytest.raises(SliceError, match=r"in time.* neighbours"):
+            client.slice({"data": 3}, island="island-0", adjacent=True, timeout_s=0)
+    finally:
+        client.resources.restore(["0:1"])
+    for axes in ({"a": 2, "b": 2}, dict.fromkeys("abcd", 1)):
+        with pytest.raises(SliceError, match=r"never be given|impossible shape"):
+            client.slice(axes, adjacent=True)
+    for each in (apart, beside):
+        each.close()
+
+
+def test_clients_of_other_settings_share_a_worker(client, make_slice):
+    mine = make_slice(4, island="island-0")
+    x = np.float64([1, 2, 3, 4]) / 3
+    key = np.uint32(7)
+
+    def fun(x, seed):
+        drawn = jax.random.normal(jax.random.key(seed), x.shape, x.dtype)
+        return x / 3 + drawn, x @ x
+
+    def settings(prng_impl, *, x64):
+        stack = contextlib.ExitStack()
+        stack.enter_context(jax.enable_x64(x64))
+        stack.enter_context(jax.default_prng_impl(prng_impl))
+        stack.enter_context(jax.default_matmul_precision("highest" if x64 else None))
+        return stack
+
+    with client.another() as other:
+        theirs = other.slice({"data": 4}, island="island-0")
+        assert theirs.devices == mine.devices
+        wide, narrow = (("rbg", True), theirs), (("threefry2x32", False), mine)
+        functions = {
+            slice_.name: jit(fun, slice=slice_) for _, slice_ in (wide, narrow)
+        }
+        for (impl, x64), slice_ in (wide, narrow, wide):
+            with settings(impl, x64=x64):
+                found = functions[slice_.name](x, key)
+                expected = jax.jit(fun)(x, key)
+            for one, other_one in zip(found, expected, strict=True):
+                assert one.dtype == (np.float64 if x64 else np.float32)
+                # Four devices sum in another order.
+                np.testing.assert_allclose(one, other_one, rtol=1e-14 if x64 else 1e-6)
+
+
 def test_a_slice_waits_for_memory_that_another_one_reserves(client, make_slice):
     all_of_it = 3 << 30
     first = client.slice({"data": 4}, island="island-0", memory_bytes=all_of_it)
