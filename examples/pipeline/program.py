@@ -14,6 +14,7 @@ from examples.corpus import Corpus
 from examples.pipeline import report, training, unpipelined
 from examples.pipeline.config import Settings
 from timelyml.errors import PeerError
+from timelyml.ml.pipeline import peak_by_stage
 
 TOLERANCE = 1e-3
 """Float32 sums in another order, which Adam magnifies where gradients are small."""
@@ -112,6 +113,7 @@ def _figures(
         "bubble": None if timeline is None else timeline.bubble_fraction,
         "expected_bubble": report.expected_bubble(trained),
         "peak_live": [held for _, held in sorted(trained.peak_live.items())],
+        "expected_peak_live": list(peak_by_stage(trained.schedule)),
     }
 
 

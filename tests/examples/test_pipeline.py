@@ -117,4 +117,5 @@ def test_the_program_equals_the_model_in_one_piece(text, tmp_path, options):
     assert figures["verify"]["passed"]
     assert len(figures["losses"]) == figures["steps"]
     assert 0 < figures["bubble"] < 1
+    assert figures["peak_live"] == figures["expected_peak_live"]
     assert picture.exists()

@@ -98,6 +98,7 @@ def test_losses_weights_and_peaks_are_as_they_should_be(pipelines, init, schedul
     assert worst(before, llama.stages_of(curve, 4, "final_")) < WEIGHT_ERROR
     peaks = dict(enumerate(peak_by_stage(pipe.schedule)))
     assert record.peak_live == peaks
+    assert all(record.peak_bytes[stage] >= peaks[stage] for stage in peaks)
     assert len(record.timeline().spans) == sum(
         action.op.is_compute for rank in pipe.schedule.rows for (action,) in rank
     )

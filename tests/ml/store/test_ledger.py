@@ -11,6 +11,8 @@ from timelyml.ml.store import (
     Admit,
     Buffer,
     Claim,
+    Gauge,
+    Label,
     Ledger,
     Refuse,
     Spill,
@@ -350,3 +352,43 @@ def test_what_is_reserved_is_free_once_its_placement_is_gone_or_moves():
     ledger.move("own", ["d0", "d1"], ["h"])
     assert ledger.request(claim("waits", scratch=45)) == []
     assert ledger.unplace("own") == [Admit("waits")]
+
+
+def test_a_gauge_counts_what_is_made_until_its_last_reader_is_over():
+    ledger, gauge = ledger_of(), Gauge()
+    x, y = buffer(1, 10), buffer(2, 30)
+    ledger.count(x.number, Label(gauge, 4, 0))  # before anybody asks for its memory
+    ledger.request(claim("f0", makes=[x]))
+    ledger.request(claim("b0", reads=[x]))
+    ledger.request(claim("f1", makes=[y]))
+    ledger.count(y.number, Label(gauge, 4, 1))
+    assert gauge.peaks() == {}, "memory is set aside, and nothing is there"
+    ledger.finished("f0")
+    ledger.free(x.number)
+    ledger.finished("b0")
+    ledger.finished("f1")
+    assert gauge.peaks() == {4: (1, 30)}
+
+
+def test_a_gauge_counts_a_value_that_is_read_when_the_next_one_is_made():
+    ledger, gauge = ledger_of(), Gauge()
+    x, y, z = buffer(1, 10), buffer(2, 30), buffer(3, 5)
+    for item, each in enumerate((x, y)):
+        put(ledger, each)
+        ledger.count(each.number, Label(gauge, 0, item))
+    ledger.free(x.number)
+    put(ledger, z)
+    ledger.count(z.number, Label(gauge, 0, 2))
+    assert gauge.peaks() == {0: (2, 40)}
+
+
+def test_a_gauge_does_not_count_what_is_spilled():
+    ledger, gauge = ledger_of(50), Gauge()
+    x, y = buffer(1, 30), buffer(2, 40)
+    put(ledger, x)
+    ledger.count(x.number, Label(gauge, 0, 0))
+    assert ledger.request(claim("f", makes=[y])) == [Spill(x)]
+    ledger.count(y.number, Label(gauge, 0, 1))
+    ledger.spilled(x.number)
+    ledger.finished("f")
+    assert gauge.peaks() == {0: (1, 40)}

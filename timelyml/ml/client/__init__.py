@@ -1,6 +1,7 @@
 """The client: slices, handles, and compiled functions that run on workers."""
 
 from timelyml.ml.client.client import Client
+from timelyml.ml.client.gauge import MemoryGauge
 from timelyml.ml.client.handle import Handle
 from timelyml.ml.client.islands import IslandOptions
 from timelyml.ml.client.local import local
@@ -14,6 +15,7 @@ __all__ = [
     "DeviceTrace",
     "Handle",
     "IslandOptions",
+    "MemoryGauge",
     "Server",
     "Slice",
     "SliceSharding",

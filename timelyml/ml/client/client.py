@@ -77,7 +77,7 @@ class Client:
     def __init__(
         self, link: Link, *, max_unfinished_calls: int = MAX_UNFINISHED_CALLS
     ) -> None:
-        self.resources = Resources(self._ask)
+        self.resources = Resources(self._ask, self.send)
         self._link = link
         self._inbox = Inbox(max_unfinished_calls, self._moved)
         self._slices: dict[str, Slice] = {}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from timelyml.errors import ConfigError
+from timelyml.ml.client.gauge import MemoryGauge
 from timelyml.ml.client.slices import Slice
 from timelyml.ml.client.tracing import Ask, DeviceTrace
 from timelyml.ml.controller.resource_messages import (
@@ -23,10 +25,12 @@ class Resources:
     Args:
         ask: Sends what `make` returns for the number of a request, and waits for the
             answer: what is asked for, in words, and for how long.
+        send: Sends what is not answered.
     """
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: Ask, send: Callable[[Any], None]) -> None:
         self._ask = ask
+        self._send = send
 
     def devices(self) -> tuple[DeviceInfo, ...]:
         """Return all devices there are, with the slices that stand on each."""
@@ -44,6 +48,13 @@ class Resources:
             AdmissionError: When it is left, if this client has begun 16 more inside.
         """
         return DeviceTrace(self._ask)
+
+    def gauge(self) -> MemoryGauge:
+        """Return a gauge that tells how much of chosen values devices held at once.
+
+        The client's oldest ends if 16 are open.
+        """
+        return MemoryGauge(self._ask, self._send)
 
     def withdraw(
         self,

@@ -10,6 +10,7 @@ import jax
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from timelyml.errors import ConfigError
+from timelyml.ml.client.gauge import MemoryGauge
 from timelyml.ml.client.tracing import DeviceTrace
 from timelyml.ml.functions import (
     ArrayType,
@@ -41,6 +42,9 @@ class Resources(Protocol):
 
     def trace(self) -> DeviceTrace:
         """Return a context manager that tells what devices did inside of it."""
+
+    def gauge(self) -> MemoryGauge:
+        """Return a gauge that tells how much of chosen values devices held at once."""
 
     def change_slice(
         self, slice_: Slice, change: str, island: str | None, timeout_s: float | None

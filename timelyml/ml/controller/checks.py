@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from timelyml.errors import ConfigError, WireError
+from timelyml.ml.controller.gauged import MAX_GROUPS, CountBuffers
 from timelyml.ml.controller.messages import (
     REQUESTS,
     AskSlice,
@@ -43,6 +44,10 @@ def check_message(client: int, message: Any, slices: Mapping[str, SliceRecord]) 
             _check_put(client, message, slices.get(message.slice))
         case Call() | CallProgram():
             _check_numbers(client, message.outs)
+        case CountBuffers():
+            _check_numbers(client, message.buffers)
+            if not 0 <= message.group < MAX_GROUPS:
+                raise _wrong(client, "counts buffers in an impossible group", message)
         case Register():
             slice_ = slices.get(message.slice)
             if slice_ is not None and slice_.client != client:

@@ -23,6 +23,7 @@ from timelyml.ml.controller.clients import ClientOptions
 from timelyml.ml.controller.code import Code
 from timelyml.ml.controller.dispatching import Dispatch
 from timelyml.ml.controller.flow_runs import MAX_PARTS_AHEAD
+from timelyml.ml.controller.gauging import Gauges
 from timelyml.ml.controller.messages import (
     Call,
     CallProgram,
@@ -100,6 +101,7 @@ class Core:
             self._slices, self.buffers, self.dispatch.device_time, self._outbox
         )
         self._traces = Traces(self._outbox, self.dispatch.by_sequence)
+        self._gauges = Gauges(self.buffers, self._outbox)
         self._policy = policy
         self._now_s = 0.0  # of the last event
         self._clients = self.dispatch.clients
@@ -142,6 +144,7 @@ class Core:
         self._clients.leave(client)
         self._names.leave(client)
         self._traces.leave(client)
+        self._gauges.leave(client)
         self.places.leave(client)
         gone = pack_error(RunStoppedError("the client of a call is gone; got its end"))
         self.dispatch.cancel(lambda call: call.client == client, gone)
@@ -184,7 +187,11 @@ class Core:
                 self._drop_slice(client, message.slice)
             case _:
                 event = client, message, now_s
-                if not (self._traces.handle(*event) or self.places.handle(*event)):
+                if not (
+                    self._traces.handle(*event)
+                    or self._gauges.handle(client, message)
+                    or self.places.handle(*event)
+                ):
                     self._names.handle(*event)
 
     def heard(self, host: int, message: Any, now_s: float) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from timelyml.ml.controller.gauged import CountBuffers, Gauged, OpenGauge, ReadGauge
 from timelyml.ml.controller.resource_messages import (
     AskDevices,
     ChangeDevices,
@@ -384,10 +385,13 @@ REQUESTS = (
     AskSlice, DropSlice, Register, RegisterProgram, Put, Call, CallProgram,
     CancelCalls, Release, Fetch, Publish, Open, Unpublish, Watch, AskObjects, AskUsage,
     ChangeSlice, ChangeDevices, AskDevices, ReformIsland, AskTrace,
+    OpenGauge, CountBuffers, ReadGauge,
 )  # fmt: skip
 """What clients say."""
 
-ANSWERS = SliceGiven, Refused, Acknowledged, Opened, Objects, Usage, Devices, Traced
+ANSWERS = (
+    SliceGiven, Refused, Acknowledged, Opened, Objects, Usage, Devices, Traced, Gauged,
+)  # fmt: skip
 """What is told to who asked, with the number of the request."""
 
 NEWS = Finished, Failed, Fetched, Moved, Closed

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
-
 from timelyml.ml.pipeline.actions import Action, Op, Schedule, made_by, received_for
 from timelyml.ml.pipeline.channels import value_of
 from timelyml.ml.pipeline.observing import PipelineRecord
@@ -59,8 +57,6 @@ class Pass:
     _channels: dict[Action, Any] = field(default_factory=dict)
     _expected: set[Action] = field(default_factory=set)
     _live: dict[tuple[int, int], _Live] = field(default_factory=dict)
-    _sizes: dict[tuple[int, int], int] = field(default_factory=dict)
-    _held: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def do(self, action: Action) -> None:
         """Start one action."""
@@ -73,7 +69,6 @@ class Pass:
             tick = self._compute(action)
             rank = self.schedule.rank_of_stage[action.stage]
             self.record.started(rank, action, tick)
-            self.record.holds({action.stage: self._now_held(action)})
 
     def _compute(self, action: Action) -> Any:
         if action.op is Op.FORWARD:
@@ -98,6 +93,7 @@ class Pass:
         )
         given = (params, x, extra) if stage.is_first else (params, extra)
         self._live[action.stage, action.microbatch] = _Live(functions, given, saved)
+        self.record.holds(action.stage, action.microbatch, saved)
         if stage.has_loss:
             self.totals[action.microbatch], self.counts[action.microbatch] = y
         else:
@@ -122,6 +118,7 @@ class Pass:
             self._order(action), live.given, live.saved, self._cotangents(action)
         )
         live.saved = tuple(live.saved[i] for i in live.functions.kept)
+        self.record.holds(action.stage, action.microbatch, live.carried)
         self._hand_down(action, dx)
         return tick
 
@@ -157,20 +154,3 @@ class Pass:
             return self._values.pop(value)
         self._expected.remove(receive)
         return self._channels.pop(receive)
-
-    def _now_held(self, action: Action) -> tuple[int, int]:
-        """Count the microbatches that its stage holds, and the bytes of their handles.
-
-        Only what the action changed is looked at: a step has as many actions as it
-        holds things, and all of them were more than the rest of starting one.
-        """
-        key = action.stage, action.microbatch
-        count, total = self._held.get(action.stage, (0, 0))
-        if (before := self._sizes.pop(key, None)) is not None:
-            count, total = count - 1, total - before
-        if (live := self._live.get(key)) is not None:
-            leaves = jax.tree.leaves((live.saved, live.carried))
-            self._sizes[key] = sum(each.type.size_bytes for each in leaves)
-            count, total = count + 1, total + self._sizes[key]
-        self._held[action.stage] = count, total
-        return count, total

@@ -1,16 +1,17 @@
 """What is seen of a run of a schedule: when actions ran, and what stages hold.
 
 Times are those at which devices ran, from a trace of them; what stages hold is what the
-client holds handles of.
+object store's ledger counts on their devices while the step runs.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from timelyml.errors import AdmissionError, ScheduleError
+from timelyml.ml.client.gauge import MemoryGauge
 from timelyml.ml.client.handle import Handle
 from timelyml.ml.client.slices import SliceOwner
 from timelyml.ml.client.tracing import DeviceTrace
@@ -23,14 +24,17 @@ from timelyml.ml.pipeline.simulate import Timeline
 class PipelineRecord:
     """Filled by a training step that it is given to; times are those of the last.
 
-    Attributes:
-        peak_live: For each stage, the most microbatches whose residuals it held at once.
-        peak_bytes: For each stage, the most bytes that residuals took.
+    Peaks are the most of all steps that it was given to, of the first replica. They come
+    from the ledger that admits calls, in the order in which hosts say that actions are
+    over. What a stage's action is the last to read goes when that action is over: the
+    client lets go of it before it sends the next one. So peaks are exactly those of the
+    order in which a rank ran, however far the client is ahead.
     """
 
     def __init__(self) -> None:
-        self.peak_live: dict[int, int] = {}
-        self.peak_bytes: dict[int, int] = {}
+        self._peaks: dict[int, tuple[int, int]] = {}
+        self._gauge: MemoryGauge | None = None
+        self._client: SliceOwner | None = None
         self._schedule: Schedule | None = None
         self._trace: DeviceTrace | None = None
         self._started: list[tuple[int, Action, Handle]] = []
@@ -40,6 +44,11 @@ class PipelineRecord:
         """Trace the devices from here on, until `timeline` is asked for."""
         with contextlib.suppress(AdmissionError):  # of a step that nobody asked for
             self._end()
+        if client is not self._client:
+            self._all_peaks(is_last=True)
+            self._client = client
+        if self._gauge is None:
+            self._gauge = client.resources.gauge()
         self._schedule, self._timeline = schedule, None
         self._started = []
         self._trace = client.resources.trace().__enter__()
@@ -49,11 +58,33 @@ class PipelineRecord:
         if self._trace is not None:
             self._started.append((rank, action, tick))
 
-    def holds(self, held: Mapping[int, tuple[int, int]]) -> None:
-        """Note what stages hold now, where that changed: microbatches and bytes."""
-        for stage, (count, size) in held.items():
-            self.peak_live[stage] = max(self.peak_live.get(stage, 0), count)
-            self.peak_bytes[stage] = max(self.peak_bytes.get(stage, 0), size)
+    def holds(self, stage: int, microbatch: int, residuals: Iterable[Handle]) -> None:
+        """Have residuals counted as those of a microbatch on a stage."""
+        if self._gauge is not None:
+            buffers = [each.buffer for each in residuals]
+            self._gauge.count(stage, microbatch, buffers)
+
+    @property
+    def peak_live(self) -> dict[int, int]:
+        """For each stage, the most microbatches whose residuals it held at once.
+
+        Waits until the step is over.
+
+        Raises:
+            TimelyError: What an action failed with.
+        """
+        return {stage: count for stage, (count, _) in self._all_peaks().items()}
+
+    @property
+    def peak_bytes(self) -> dict[int, int]:
+        """For each stage, the most bytes that residuals took on one device.
+
+        Waits until the step is over.
+
+        Raises:
+            TimelyError: What an action failed with.
+        """
+        return {stage: size for stage, (_, size) in self._all_peaks().items()}
 
     def timeline(self) -> Timeline:
         """Wait until the step is over, and return when its actions ran, in seconds.
@@ -72,12 +103,27 @@ class PipelineRecord:
                 reason="record",
             )
         if self._timeline is None:
-            for _, _, tick in self._started:
-                tick.block_until_ready()
+            self._wait()
+            self._all_peaks(is_last=True)
             spans = _spans(self._started, self._end())
             self._timeline = Timeline(self._schedule.num_ranks, spans)
             self._started = []
         return self._timeline
+
+    def _wait(self) -> None:
+        for _, _, tick in self._started:
+            tick.block_until_ready()
+
+    def _all_peaks(self, *, is_last: bool = False) -> dict[int, tuple[int, int]]:
+        """Return the most microbatches and bytes of each stage, once they are known."""
+        if self._gauge is not None:
+            self._wait()
+            for stage, peak in self._gauge.peaks(ends=is_last).items():
+                before = self._peaks.get(stage, (0, 0))
+                self._peaks[stage] = max(before[0], peak[0]), max(before[1], peak[1])
+            if is_last:
+                self._gauge = None
+        return dict(sorted(self._peaks.items()))
 
     def _end(self) -> Sequence[LaunchSpan]:
         trace, self._trace = self._trace, None

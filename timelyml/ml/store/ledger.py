@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from timelyml.errors import InvariantError, MemoryLimitError
+from timelyml.ml.store.gauges import Label
 from timelyml.ml.store.live import Live, LiveBuffers
 from timelyml.ml.store.refusals import no_room_on_hosts, too_large
 from timelyml.ml.store.room import make_room
@@ -207,12 +208,16 @@ class Ledger:
 
     def free(self, number: int) -> list[LedgerEffect]:
         """Let a buffer go that nobody can ask for any more, once no program uses it."""
-        live = self._live.get(number)
-        if live is None:
+        if (live := self._live.get(number)) is None:
+            self._live.forget(number)
             return []
         live.is_freed = True
         self._forget_if_over(live)
         return self._serve()
+
+    def count(self, number: int, label: Label) -> None:
+        """Have a gauge count a buffer while it is on devices, until it is freed."""
+        self._live.count(number, label)
 
     def where(self, number: int) -> tuple[bool, bool]:
         """Return whether a buffer takes memory on devices, and on hosts."""
@@ -328,6 +333,7 @@ class Ledger:
                 self._live.forget(output.number)  # whoever waits to read it will hear
             elif live := self._live.get(output.number):
                 live.num_users -= 1
+                self._live.made(live)
                 self._forget_if_over(live)
 
     def _drop(self, program: str) -> None:
@@ -360,13 +366,7 @@ class Ledger:
 
     def _impossible(self, claim: Claim) -> MemoryLimitError | None:
         """Say why a program could not even run alone, if so."""
-        kept = [
-            live.buffer
-            for number in claim.arguments
-            if number not in claim.donated
-            and (live := self._live.get(number))
-            and not (number in claim.exported and live.is_only_on_host)
-        ]
+        kept = self._live.kept_by(claim)
         whole = dict(claim.scratch_bytes)
         for each in (*kept, *claim.outputs):
             whole[each.placement] = whole.get(each.placement, 0) + each.size_bytes

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator
 
 from timelyml.ml.store.accounts import MemoryAccounts
+from timelyml.ml.store.gauges import Label
 from timelyml.ml.store.values import Buffer, Claim
 
 
@@ -19,14 +20,18 @@ class Live:
         is_on_host: Its bytes are counted on the hosts of its placement.
         is_spilling: Its bytes on devices are about to be freed, once they are copied.
         is_freed: Nobody can ask for it any more.
+        is_made: What makes it is over.
+        label: Which gauge counts it, and as what, if one does.
     """
 
     __slots__ = (
         "buffer",
         "is_freed",
+        "is_made",
         "is_on_device",
         "is_on_host",
         "is_spilling",
+        "label",
         "num_users",
         "num_waiting",
     )
@@ -39,6 +44,8 @@ class Live:
         self.is_on_host = False
         self.is_spilling = False
         self.is_freed = False
+        self.is_made = False
+        self.label: Label | None = None
 
     @property
     def is_only_on_host(self) -> bool:
@@ -63,6 +70,7 @@ class LiveBuffers:
         self.devices = MemoryAccounts()
         self.hosts = MemoryAccounts()
         self._live: dict[int, Live] = {}
+        self._labels: dict[int, Label] = {}  # of what is not promised yet
 
     def __iter__(self) -> Iterator[Live]:
         return iter(self._live.values())
@@ -82,7 +90,9 @@ class LiveBuffers:
 
     def promise(self, buffer: Buffer) -> None:
         """Make a buffer known that a program will make."""
-        self._live[buffer.number] = Live(buffer)
+        live = self._live[buffer.number] = Live(buffer)
+        if self._labels:
+            live.label = self._labels.pop(buffer.number, None)
 
     def touch(self, live: Live) -> None:
         """Make a buffer the one most recently used."""
@@ -114,6 +124,16 @@ class LiveBuffers:
             and not hosts.isdisjoint(self.hosts.groups_of(live.buffer.placement))
         ]
         return sorted(found, key=lambda buffer: -buffer.size_bytes)
+
+    def kept_by(self, claim: Claim) -> list[Buffer]:
+        """Return what has to be on devices beside all that a program takes."""
+        return [
+            live.buffer
+            for number in claim.arguments
+            if number not in claim.donated
+            and (live := self._live.get(number))
+            and not (number in claim.exported and live.is_only_on_host)
+        ]
 
     def needs_of(self, claim: Claim) -> dict[str, int]:
         """Return by placement what a program takes beyond what is there already."""
@@ -148,7 +168,31 @@ class LiveBuffers:
         buffer = live.buffer
         live.is_on_device = True
         self.devices.add(buffer.placement, buffer.size_bytes)
+        if live.label is not None and live.is_made:
+            self._gauge(live.label, buffer)
         self._leave_hosts(live)
+
+    def made(self, live: Live) -> None:
+        """Take note that what makes a buffer is over; a gauge counts it from now on."""
+        live.is_made = True
+        if live.label is not None and live.is_on_device:
+            self._gauge(live.label, live.buffer)
+
+    def count(self, number: int, label: Label) -> None:
+        """Have a gauge count a buffer, and no other gauge any more.
+
+        It may be promised later, as a call waits until it is compiled.
+        """
+        live = self._live.get(number)
+        if live is None:
+            self._labels[number] = label
+            return
+        is_counted = live.is_made and live.is_on_device
+        if live.label is not None and is_counted:
+            self._gauge(live.label, live.buffer, has_left=True)
+        live.label = label
+        if is_counted:
+            self._gauge(label, live.buffer)
 
     def spill(self, live: Live, *, is_forced: bool = False) -> bool:
         """Count a buffer on its hosts too while it is copied; False if without room."""
@@ -204,7 +248,9 @@ class LiveBuffers:
     def forget(self, number: int) -> None:
         """Count a buffer nowhere any more."""
         live = self._live.pop(number, None)
-        if live is not None:
+        if live is None:
+            self._labels.pop(number, None)
+        else:
             self._leave_devices(live)
             self._leave_hosts(live)
 
@@ -212,6 +258,12 @@ class LiveBuffers:
         if live.is_on_device:
             live.is_on_device = False
             self.devices.add(live.buffer.placement, -live.buffer.size_bytes)
+            if live.label is not None and live.is_made:
+                self._gauge(live.label, live.buffer, has_left=True)
+
+    def _gauge(self, label: Label, buffer: Buffer, *, has_left: bool = False) -> None:
+        change = label.gauge.leave if has_left else label.gauge.enter
+        change(label.group, label.item, buffer.size_bytes)
 
     def _leave_hosts(self, live: Live) -> None:
         if live.is_on_host:
