@@ -561,6 +561,9 @@ def test_what_no_island_has_is_refused_with_what_there_is(client):
     for axes in (2, {}, {"data": 0}, {"data": "2"}):
         with pytest.raises(ConfigError, match="impossible shape"):
             client.slice(axes)
+    for demand in ({"memory_bytes": 1.5}, {"memory_bytes": -1}, {"adjacent": 3}):
+        with pytest.raises(ConfigError, match=r"a slice .* got .*expected"):
+            client.slice({"data": 1}, **demand)
 
 
 def test_slices_have_up_to_three_axes_and_neighbours_where_they_are_demanded(client):

@@ -25,7 +25,7 @@ from timelyml.ml.client.programs import Programs
 from timelyml.ml.client.releases import Releases
 from timelyml.ml.client.resources import Resources
 from timelyml.ml.client.sharing import held, numbers_of, put_together, taken_apart
-from timelyml.ml.client.slices import Slice, check_axes, placed_leaves
+from timelyml.ml.client.slices import Slice, check_axes, check_demands, placed_leaves
 from timelyml.ml.client.waits import Waits
 from timelyml.ml.controller.clients import ClientOptions
 from timelyml.ml.controller.messages import (
@@ -119,9 +119,10 @@ class Client:
 
         Raises:
             SliceError: No island has what is asked for, or not in time.
-            ConfigError: The shape makes no sense.
+            ConfigError: The shape, or another demand, makes no sense.
         """
         check_axes(axes)
+        check_demands(memory_bytes, adjacent)
         names, sizes = tuple(axes), tuple(axes.values())
         wanted = (names, sizes, kind, island, memory_bytes or 0, timeout_s, adjacent)
         answer: SliceGiven = self._ask(lambda n: AskSlice(n, *wanted), "a slice")

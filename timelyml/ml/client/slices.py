@@ -170,6 +170,27 @@ def check_axes(axes: Mapping[str, int]) -> None:
         )
 
 
+def check_demands(memory_bytes: Any, adjacent: Any) -> None:
+    """Raise unless a slice may be asked for with these.
+
+    Raises:
+        ConfigError: The memory is no number of bytes, or `adjacent` is no bool.
+    """
+    is_size = isinstance(memory_bytes, int) and not isinstance(memory_bytes, bool)
+    if memory_bytes is not None and not (is_size and memory_bytes >= 0):
+        raise ConfigError(
+            f"a slice cannot reserve what is no memory; got {memory_bytes!r}; expected a "
+            f"whole number of bytes, 0 or more; leave it out to share",
+            option="memory_bytes",
+        )
+    if not isinstance(adjacent, bool):
+        raise ConfigError(
+            f"a slice has neighbours or not; got adjacent={adjacent!r}; expected True or "
+            f"False; leave it out to take devices by load",
+            option="adjacent",
+        )
+
+
 def placed_leaves(
     tree: Any, sharding: Any, client: object
 ) -> tuple[list[tuple[Any, Slice, ArrayType, Spec]], Any]:
