@@ -34,6 +34,7 @@ from timelyml.errors import (
 )
 from timelyml.ml.client import Client, Handle, local
 from timelyml.ml.client.local import LocalLink
+from timelyml.ml.controller.messages import Fetch
 from timelyml.ml.functions import jit
 from timelyml.runtime.environment import worker_environment
 from timelyml.testing.leftovers import eventually
@@ -525,6 +526,17 @@ def test_a_coroutine_hears_why_its_value_will_never_be_there(client, make_slice)
 
     with pytest.raises(RunStoppedError, match="closed"):
         asyncio.run(main())
+
+
+@pytest.mark.parametrize(("size", "num_asked"), [(1024, 0), (1025, 1)])
+def test_results_of_up_to_4_kib_come_without_being_asked_for(
+    client, make_slice, monkeypatch, size, num_asked
+):
+    f = jit(lambda x: x + 1, slice=make_slice(1))
+    sent, send = [], client._link.send
+    monkeypatch.setattr(client._link, "send", lambda x: (sent.append(x), send(x)))
+    np.testing.assert_array_equal(f(np.ones(size, np.float32)), np.full(size, 2))
+    assert sum(isinstance(each, Fetch) for each in sent) == num_asked
 
 
 def test_what_a_handle_cannot_do_it_says(make_slice):
