@@ -252,9 +252,8 @@ class Moves:
         parts = cover(target.held(buffer.spec, buffer.type.shape), held)
         is_there = all(sender == part.host for sender, part in parts)
         is_there = is_there and set(target.hosts) <= set(living)
-        stays = (
-            is_there and not slice_.is_abandoned
-        )  # or it is on devices that it leaves
+        # What an abandoned slice has is on devices that it leaves.
+        stays = is_there and not slice_.is_abandoned
         for host in living:
             if not (stays and host in target.hosts):
                 transfers.forgotten.setdefault(host, []).append(buffer.number)
