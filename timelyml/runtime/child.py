@@ -20,7 +20,7 @@ class Child:
     process: subprocess.Popen[bytes]
     heartbeat_fd: int
     exit_fd: int | None  # readable once it has exited, where the system has such
-    memory: Any  # in which it notes where it is
+    memory: Any  # in which it notes where it is, or noted as it died
     tail: bytearray = field(default_factory=bytearray)
     unread: bytes = b""
     is_gone: bool = False

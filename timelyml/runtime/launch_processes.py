@@ -317,6 +317,7 @@ class ProcessLauncher:
                 self._unregister(fd)
                 os.close(fd)
         child.heartbeat_fd, child.exit_fd = -1, None
+        child.memory = bytes(child.memory)  # what is shared takes a descriptor
         if child.process.stdin is not None:
             child.process.stdin.close()
 

@@ -373,6 +373,7 @@ class Worker:
     def _set_failed(self, dataflow: Dataflow) -> None:
         """Do nothing more for a run, until it is dropped."""
         dataflow.has_failed = True
+        dataflow.whereabouts.leave()  # where a callback may have raised
         if dataflow in self._started:
             self._started.remove(dataflow)
 
