@@ -63,7 +63,7 @@ class Workers:
 
 
 class Processes:
-    """Notes which processes are started and ended."""
+    """Notes which processes are started and ended; each is in a callback."""
 
     def __init__(self):
         self.done = []
@@ -71,11 +71,27 @@ class Processes:
     def spawn(self, worker):
         self.done.append(("spawn", worker))
 
+    def place(self, worker):
+        return f"callback of {worker}"
+
     def kill(self, worker):
         self.done.append(("kill", worker))
 
     def retire(self, worker):
         self.done.append(("retire", worker))
+
+
+class Runs:
+    """Notes who is lost to runs."""
+
+    def __init__(self):
+        self.lost = []
+
+    def told(self, place):
+        return f" in {place}", {"operator": place}
+
+    def lose(self, worker, error):
+        self.lost.append((worker, getattr(error, "operator", None)))
 
 
 @pytest.fixture
@@ -90,13 +106,13 @@ class Place:
 
     def __init__(self):
         self.wire, self.services, self.suspicions = Wire(), Services(), []
-        self.workers, self.processes, self.parted = Workers(), Processes(), []
+        self.workers, self.processes, self.runs = Workers(), Processes(), Runs()
         self.guests = Guests(
             self.wire,
             self.workers,
             self.processes,
             self.suspicions.append,
-            lambda worker, error: self.parted.append(worker),
+            self.runs,
         )
 
     def come(self, version=HANDSHAKE):
@@ -149,7 +165,9 @@ def test_what_a_guest_says_reaches_services_and_so_does_its_loss(place):
     place.guests.handle(index, ServiceMessage("ml", "hello"))
     assert place.services.heard == [(index, "hello")]
     place.guests.handle(index, LinkFailure("it broke"))
-    assert "worker 2 (joined, pid 72) is gone: it broke" in place.services.gone[index]
+    gone = "worker 2 (joined, pid 72) is gone: it broke in callback of 2;"
+    assert place.services.gone[index].startswith(gone)
+    assert place.runs.lost == [(index, "callback of 2")]
     assert place.come() == 3, "an index is never used again"
 
 

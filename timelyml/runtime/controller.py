@@ -86,7 +86,7 @@ class Controller:
         self._suspicions: list[tuple[float, Callable[[], None]]] = []
         self._has_services = bool(services)
         self.guests = Guests(
-            transport, self.membership, keeper, self._suspect, self.runs.lose
+            transport, self.membership, keeper, self._suspect, self.runs
         )
         self.services = ServiceHost(
             services,

@@ -35,6 +35,7 @@ from timelyml.runtime.messages import (
     Shutdown,
     generation_of,
 )
+from timelyml.runtime.runs import Runs
 from timelyml.runtime.service import ServiceHost
 
 
@@ -78,7 +79,7 @@ class Guests:
         membership: The workers, of which there are so many from the start.
         keeper: Who starts and ends processes, if any are started here.
         suspect: Does something after a moment in which a better reason may come.
-        end_runs: Ends those that a worker takes part in, with an error.
+        runs: Those that are not over; a loss ends those that the guest takes part in.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Guests:
         membership: Membership,
         keeper: Keeper | None,
         suspect: Callable[[Callable[[], None]], None],
-        end_runs: Callable[[int, PeerError], None],
+        runs: Runs,
     ) -> None:
         self._first = membership.num_workers
         self._indices = itertools.count(self._first)
@@ -95,7 +96,7 @@ class Guests:
         self._membership = membership
         self._keeper = keeper
         self._suspect = suspect
-        self._end_runs = end_runs
+        self._runs = runs
         self._services: ServiceHost | None = None  # until the workers can be reached
         self._invited: set[int] = set()
         self._early: list[tuple[int, Hello]] = []
@@ -153,13 +154,15 @@ class Guests:
         """Forget a guest because of `what`; services hear of it."""
         is_awaited = index in self._invited
         self._invited.discard(index)
-        error = self.lost_error(index, what)
+        place = self._keeper.place(index) if self._keeper is not None else None
+        where, values = self._runs.told(place)
+        error = self.lost_error(index, what + where, **values)
         guest = self._guests.pop(index, None)
         if self._keeper is not None:
             self._keeper.kill(index)  # so that it cannot wake up late
         if self._services is None or not (guest or is_awaited):
             return
-        self._end_runs(index, error)
+        self._runs.lose(index, error)
         self._services.lost(index, error)
 
     def deliver(self, index: int, message: object, lane: Lane) -> None:
@@ -185,7 +188,7 @@ class Guests:
             self._send(index, Shutdown())
         self._guests.pop(index, None)
         self._invited.discard(index)
-        self._end_runs(index, error)
+        self._runs.lose(index, error)
         if self._keeper is not None and is_at_once:
             self._keeper.kill(index)
         elif self._keeper is not None:
@@ -206,8 +209,11 @@ class Guests:
             what = f"hears no more of worker {lost.peer}: {lost.reason}"
             self.lose(index, what)
 
-    def lost_error(self, index: int, what: str) -> PeerError:
-        """Return the error of a guest that is gone because of `what`."""
+    def lost_error(self, index: int, what: str, **place: Any) -> PeerError:
+        """Return the error of a guest that is gone because of `what`.
+
+        `place` tells operator, shard and time, as values of the error.
+        """
         guest = self._guests.get(index)
         who = f"worker {index}" if guest is None else guest.describe(index)
         return PeerError(
@@ -216,6 +222,7 @@ class Guests:
             worker=index,
             process_id=None if guest is None else guest.process_id,
             reason=what,
+            **place,
         )
 
     def _on_hello(self, index: int, message: Hello) -> None:
