@@ -137,6 +137,30 @@ def test_the_cost_of_a_change_hardly_grows_with_the_open_times(
     assert many < 2 * few
 
 
+@pytest.mark.parametrize("order", ["random", "oldest first"])
+@pytest.mark.parametrize("place", ["antichain", "tracker"])
+def test_a_change_of_ints_costs_the_same_beside_1_100_and_10_000_open_times(
+    place: str, order: str
+) -> None:
+    num_changes = 300
+
+    def cost(num_open: int) -> int:
+        step = on_antichain() if place == "antichain" else on_tracker(0)
+        times = times_of(0, num_open + num_changes, order)
+        for time in times[:num_open]:
+            step(time, 1)
+
+        def work() -> None:
+            for closing, opening in zip(times, times[num_open:], strict=False):
+                step(closing, -1)
+                step(opening, 1)
+
+        return count_steps(work)
+
+    one, some, many = map(cost, (1, 100, 10_000))
+    assert max(some, many) < 1.5 * one
+
+
 def test_the_cost_of_a_deep_product_grows_with_the_width_only() -> None:
     costs = []
     for num_open in (FEW, MANY):
