@@ -9,7 +9,9 @@ import sys
 import benchmarks
 
 # Modules of this package that are no benchmarks.
-SUPPORT = frozenset({"__main__", "bare", "peers", "pulse", "report", "simulated"})
+SUPPORT = frozenset(
+    {"__main__", "bare", "exchanged", "peers", "pulse", "report", "simulated"}
+)
 
 
 def names() -> list[str]:

@@ -65,6 +65,15 @@ def test_progress_traffic_reports_real_and_simulated_clusters(capsys):
         assert figures[f"{mode}_3_workers_simulated.bytes"] > 0
 
 
+def test_exchange_reports_transports_and_a_dataflow_beside_bare_zeromq(capsys):
+    figures = figures_of(capsys, "exchange_bandwidth", "--rounds", "1", "--mib", "16")
+
+    for ways in ("one_way", "both_ways"):
+        for name in (f"ipc_{ways}_4_mib", f"tcp_{ways}_4_mib", f"ipc_exchange_{ways}"):
+            assert figures[name] > 0
+            assert figures[f"{name}.ratio_to_bare"] > 0
+
+
 def test_more_workers_than_cores_do_the_same_work(capsys):
     sizes = ["--rounds", "1", "--blocks", "4", "--epochs", "3", "--times", "1", "2"]
 
