@@ -17,7 +17,7 @@ from typing import Any
 
 from monarch.actor import Actor, endpoint, this_host
 
-from benchmarks.peers.plain_jax import CHAIN, MAX_UNFINISHED
+from benchmarks.peers.plain_jax import CHAIN, MAX_UNFINISHED, prepare
 from timelyml.runtime.environment import worker_environment
 
 NEEDED = "JAX_PLATFORMS", "NPROC", "XLA_FLAGS"
@@ -26,19 +26,8 @@ NEEDED = "JAX_PLATFORMS", "NPROC", "XLA_FLAGS"
 class Devices(Actor):  # type: ignore[misc]  # Monarch is installed where it is measured
     """An actor: what it computes last is kept here."""
 
-    def __init__(self, num_devices: int) -> None:
-        import jax  # noqa: PLC0415 - its environment is set for this process only
-        import numpy as np  # noqa: PLC0415 - as above
-
-        from benchmarks.peers import plain_jax  # noqa: PLC0415 - as above
-
-        mesh = jax.sharding.Mesh(np.array(jax.devices()), ("x",))
-        cut = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))  # type: ignore[no-untyped-call]  # JAX is typed in part
-        self._value = jax.device_put(np.zeros(num_devices, np.float32), cut)
-        self._compiled = {
-            each.__name__: jax.jit(each, out_shardings=cut).lower(self._value).compile()
-            for each in (plain_jax.step, plain_jax.fused)
-        }
+    def __init__(self) -> None:
+        self._value, self._compiled = prepare()
         self._launched = 0
 
     @endpoint  # type: ignore[untyped-decorator]  # as the class
@@ -72,7 +61,7 @@ def start(num_devices: int) -> Iterator[dict[str, Callable[[int], float]]]:
         {"processes": 1}, bootstrap=partial(_set, variables)
     )
     try:
-        actor: Any = processes.spawn("devices", Devices, num_devices)
+        actor: Any = processes.spawn("devices", Devices)
         actor.ready.call_one().get()
         yield {
             "monarch_op_by_op": lambda steps: _calls(actor, actor.step, steps),

@@ -35,16 +35,21 @@ def fused(x: jax.Array) -> jax.Array:
     return looped
 
 
-def main() -> None:
-    """Answer until stdin ends."""
+def prepare() -> tuple[jax.Array, dict[str, Callable[[jax.Array], jax.Array]]]:
+    """Return zeros on all devices, a float32 on each, and what steps on them by name."""
     devices = jax.devices()
     mesh = Mesh(np.array(devices), ("x",))
     cut = NamedSharding(mesh, P("x"))  # type: ignore[no-untyped-call]  # JAX is typed in part
     first = jax.device_put(np.zeros(len(devices), np.float32), cut)
-    compiled = {
+    return first, {
         each.__name__: jax.jit(each, out_shardings=cut).lower(first).compile()
         for each in (step, fused)
     }
+
+
+def main() -> None:
+    """Answer until stdin ends."""
+    first, compiled = prepare()
     found = quick_launch(compiled["step"], 1)
     assert found is not None
     launch, handlers = found

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from benchmarks.peers.plain_jax import CHAIN, MAX_UNFINISHED
+from benchmarks.peers.plain_jax import CHAIN, MAX_UNFINISHED, prepare
 from timelyml.runtime.environment import worker_environment
 
 MAX_RUNS = 8
@@ -23,19 +23,8 @@ NEEDED = "JAX_PLATFORMS", "NPROC", "XLA_FLAGS"
 class Devices:
     """An actor: what it computes last is kept here."""
 
-    def __init__(self, num_devices: int) -> None:
-        import jax  # noqa: PLC0415 - its environment is set for this process only
-        import numpy as np  # noqa: PLC0415 - as above
-
-        from benchmarks.peers import plain_jax  # noqa: PLC0415 - as above
-
-        mesh = jax.sharding.Mesh(np.array(jax.devices()), ("x",))
-        cut = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))  # type: ignore[no-untyped-call]  # JAX is typed in part
-        self._value = jax.device_put(np.zeros(num_devices, np.float32), cut)
-        self._compiled = {
-            each.__name__: jax.jit(each, out_shardings=cut).lower(self._value).compile()
-            for each in (plain_jax.step, plain_jax.fused)
-        }
+    def __init__(self) -> None:
+        self._value, self._compiled = prepare()
 
     def step(self, token: int) -> int:
         """Take a step."""
@@ -72,7 +61,7 @@ def start(num_devices: int) -> Iterator[dict[str, Callable[[int], float]]]:
     )
     try:
         remote: Any = ray.remote(Devices).options(runtime_env={"env_vars": variables})
-        actors = [remote.remote(num_devices) for _ in range(4)]
+        actors = [remote.remote() for _ in range(4)]
         ray.get([each.ready.remote() for each in actors])
         actor, *others = actors
         # An actor that a graph is compiled for serves that graph only.
