@@ -78,6 +78,11 @@ def test_exchange_reports_transports_and_a_dataflow_beside_bare_zeromq():
         for name in (f"ipc_{ways}_4_mib", f"tcp_{ways}_4_mib", f"ipc_exchange_{ways}"):
             assert figures[name] > 0
             assert figures[f"{name}.ratio_to_bare"] > 0
+    aims = {
+        name.removesuffix(".is_met") for name in figures if name.endswith(".is_met")
+    }
+    assert "ipc_exchange_one_way" in aims
+    assert not [name for name in aims if "both_ways" in name]
 
 
 def test_more_workers_than_cores_do_the_same_work(capsys):

@@ -129,6 +129,7 @@ class Spy:
         self._frames = frames
         self.monitors = link.monitors
         self.sequences = link.sequences
+        self.is_near = False
 
     def send(self, lane, frames):
         self._frames.extend(frames)
@@ -582,6 +583,6 @@ def test_nothing_is_left_after_closing(tmp_path):
     with cluster(private(tmp_path)) as (one, two):
         one.send(1, "hello")
         receive(two)
-        assert len(list(tmp_path.iterdir())) == 6
+        assert len(list(tmp_path.iterdir())) == 8
     assert list(tmp_path.iterdir()) == []
     assert threading.active_count() == threads

@@ -2,6 +2,8 @@
 
 Counted by what Python and numpy allocate in each process; ZeroMQ sends the memory of
 the array itself, and what it receives into is the memory of the array that arrives.
+Where shared memory is there by then, rows for the other worker are gathered in it, or
+copied into it, which is not counted.
 """
 
 from __future__ import annotations
@@ -92,5 +94,5 @@ def test_an_array_is_copied_at_most_once_from_worker_to_worker(
     received, num_rows, total = told["receiving"]
     assert (num_rows, total) == (num_sent, num_sent / 64 * COLUMNS)
     assert told["sending"] < num_copies * ARRAY_BYTES + LITTLE_BYTES
-    assert told["sending"] >= num_copies * ARRAY_BYTES
+    assert told["sending"] >= num_copies * (ARRAY_BYTES - num_sent * COLUMNS * 4)
     assert received < LITTLE_BYTES

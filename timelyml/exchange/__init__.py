@@ -30,7 +30,7 @@ from timelyml.exchange.payload import (
     slice_rows,
     take,
 )
-from timelyml.exchange.routing import route, split_by_destination
+from timelyml.exchange.routing import Away, route, split_by_destination
 from timelyml.exchange.sealing import seal_message
 from timelyml.exchange.security import CurveKeys
 from timelyml.exchange.sizes import size_bytes
@@ -52,6 +52,7 @@ __all__ = [
     "CONTROLLER",
     "SILENCE_S",
     "AccessKey",
+    "Away",
     "Codec",
     "CreditLedger",
     "CurveKeys",

@@ -18,8 +18,14 @@ from pathlib import Path
 
 from timelyml.errors import ConfigError
 from timelyml.exchange.frames import TOKEN_BYTES
-from timelyml.exchange.security import CurveKeys, public_key_of
-from timelyml.exchange.transport import Endpoint
+from timelyml.exchange.security import (
+    CurveKeys,
+    check_tcp_bind,
+    checked_ipc_directory,
+    ipc_address,
+    public_key_of,
+)
+from timelyml.exchange.transport import Endpoint, Lane
 
 _Z85_BYTES = 40
 _CHECK_BYTES = 4
@@ -205,3 +211,37 @@ def _no_address(address: str) -> ConfigError:
         f"port from 1 to 65534, as the next one is used too; correct it",
         option="address",
     )
+
+
+def addresses_of(
+    index: int, bind: str, keys: CurveKeys | None
+) -> tuple[list[str], CurveKeys | None]:
+    """Return the address of each lane and the keys that they need.
+
+    Raises:
+        ConfigError: `bind` is none that a transport takes.
+    """
+    if bind.startswith("ipc://"):
+        directory = checked_ipc_directory(bind)
+        nonce = secrets.token_hex(4)  # so that a restarted peer never inherits a link
+        names = [f"{index}-{nonce}-{lane.name.lower()}" for lane in Lane]
+        return [ipc_address(directory, name) for name in names], keys
+    if bind.startswith("tcp://"):
+        check_tcp_bind(bind, keys)
+        keys = keys or CurveKeys.generate()
+        if bind.endswith(":*"):
+            return [bind, bind], keys
+        endpoint = tcp_endpoint(bind)
+        return [endpoint.control, endpoint.bulk], keys
+    raise ConfigError(
+        f"a transport cannot bind; got {bind!r}; expected ipc://<directory> or "
+        f"tcp://<address>:<port>; use one of these",
+        bind=bind,
+    )
+
+
+def advertised(bound: str, host: str | None) -> str:
+    """Return the address that peers connect to, with the host that they know."""
+    if host is None or not bound.startswith("tcp://"):
+        return bound
+    return f"tcp://{host}:{bound.rpartition(':')[2]}"

@@ -2,8 +2,9 @@
 
 The first frame is a fixed header, the sizes of the buffers, and the codec's body;
 each buffer follows as a frame of its own, however large: cutting 64 MiB into frames
-of 4 MiB makes ZeroMQ a fifth faster, but joining them again costs twice that. What
-is not from a peer of this cluster, of this version, and complete, is refused before
+of 4 MiB makes ZeroMQ a fifth faster, but joining them again costs twice that. Where the
+buffers are lent in the sender's memory, a table of where they lie stands before the body
+and no frame follows; they may overlap, as one block may go to many shards. What is not from a peer of this cluster, of this version, and complete, is refused before
 anything is decoded.
 """
 
@@ -13,13 +14,14 @@ import struct
 from collections.abc import Sequence
 from enum import IntEnum
 from hmac import compare_digest
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from timelyml.errors import WireError
+from timelyml.exchange.garbled import garbled
 from timelyml.progress import new_tuple
 
 MAGIC = b"tmly"
-VERSION = 1
+VERSION = 2
 TOKEN_BYTES = 16
 
 # magic, version, lane, kind, sender, sequence, token, number of buffers
@@ -28,11 +30,23 @@ HEADER_BYTES = _HEADER.size
 _unpack = _HEADER.unpack_from
 
 
+OFFER = struct.Struct("<Q")  # the size of the memory that is offered
+_TABLE = struct.Struct("<IQ")  # the number of buffers, the number of the first loan
+_RANGE_BYTES = 16
+
+Range: TypeAlias = tuple[int, int]
+"""An offset into the sender's memory, and a size in bytes."""
+
+
 class Kind(IntEnum):
-    """What a frame is: a message, or the last word of a peer on a lane."""
+    """What a frame is: a message, or what one transport has to tell another."""
 
     MESSAGE = 0
-    FAREWELL = 1
+    FAREWELL = 1  # the last word of a peer on a lane
+    LENT = 2  # a message whose buffers lie in its sender's shared memory
+    OFFER = 3  # of that memory, which was sent beside the lanes
+    TAKEN = 4  # it is mapped
+    RETURNED = 5  # loans that have ended
 
 
 class Received(NamedTuple):
@@ -103,3 +117,30 @@ def _refused(reason: str, got: str, expected: str) -> WireError:
         f"programs reach this address",
         reason=reason,
     )
+
+
+def pack_table(first: int, ranges: Sequence[Range]) -> bytes:
+    """Return what says where the buffers of a message lie; the body follows it."""
+    flat = [number for found in ranges for number in found]
+    return _TABLE.pack(len(ranges), first) + struct.pack(f"<{len(flat)}Q", *flat)
+
+
+def read_table(body: Any) -> tuple[int, list[Range], Any]:
+    """Return the first loan's number, where the buffers lie, and the codec's body.
+
+    Raises:
+        WireError: The table is cut short.
+    """
+    if len(body) < _TABLE.size:
+        raise garbled("a table of loans is short", f"{len(body)} bytes", "a table")
+    count, first = _TABLE.unpack_from(body)
+    stop = _TABLE.size + count * _RANGE_BYTES
+    if len(body) < stop:
+        raise garbled("a table of loans is short", f"{len(body)} bytes", f"{stop}")
+    flat = struct.unpack_from(f"<{2 * count}Q", body, _TABLE.size)
+    return first, list(zip(flat[::2], flat[1::2], strict=True)), body[stop:]
+
+
+def pack_returns(loans: Sequence[int]) -> bytes:
+    """Return what tells a lender which of its loans ended."""
+    return struct.pack(f"<{len(loans)}Q", *loans)

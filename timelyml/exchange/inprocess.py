@@ -63,6 +63,9 @@ class InProcessTransport:
         self._queues[lane].append(incoming)  # atomic, so senders need no lock
         self._awake.set()
 
+    def shared_memory(self, size_bytes: int) -> None:
+        """Return none: peers see all memory of the process."""
+
     def receive(self) -> list[Incoming]:
         """Return what has arrived, at most 256 messages, control before bulk."""
         arrived: list[Incoming] = []

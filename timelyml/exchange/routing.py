@@ -9,6 +9,10 @@ Source:
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -17,19 +21,41 @@ import numpy.typing as npt
 from timelyml.errors import RoutingError
 from timelyml.exchange.hashing import destination_of, destinations_by_key
 from timelyml.exchange.payload import (
+    Array,
     Payload,
+    map_columns,
     num_records,
     records_of,
     slice_rows,
     take,
 )
+from timelyml.exchange.sizes import size_bytes
 from timelyml.graph.pact import Exchange
 
 Parts = list[tuple[int, Payload]]
+_LEAST_BYTES = 8192  # smaller columns are not sent from where they are
 
 
-def route(pact: Exchange, payload: Payload, num_shards: int) -> Parts:
+@dataclass(frozen=True)
+class Away:
+    """Shards of a consumer that are elsewhere, and memory that is seen from there.
+
+    Attributes:
+        shards: Whether each shard is elsewhere, `(num_shards,) bool`.
+        memory: Returns so many bytes of such memory, or None.
+    """
+
+    shards: npt.NDArray[np.bool_]
+    memory: Callable[[int], npt.NDArray[np.uint8] | None]
+
+
+def route(
+    pact: Exchange, payload: Payload, num_shards: int, *, away: Away | None = None
+) -> Parts:
     """Split a payload by an exchange's rule; only shards that get rows.
+
+    Rows that have to be gathered for shards `away` are gathered in memory that is seen
+    there.
 
     Raises:
         RoutingError: The rule names a shard that does not exist, or a key cannot be
@@ -53,10 +79,12 @@ def route(pact: Exchange, payload: Payload, num_shards: int) -> Parts:
                 f"error",
                 row=len(destinations),
             )
-    return split_by_destination(payload, destinations, num_shards)
+    return split_by_destination(payload, destinations, num_shards, away=away)
 
 
-def split_by_destination(payload: Payload, destinations: Any, num_shards: int) -> Parts:
+def split_by_destination(
+    payload: Payload, destinations: Any, num_shards: int, *, away: Away | None = None
+) -> Parts:
     """Return `(shard, rows)` for each shard that gets rows, by ascending shard.
 
     Rows keep their order within a shard. If all go to one shard, or already stand
@@ -66,6 +94,7 @@ def split_by_destination(payload: Payload, destinations: Any, num_shards: int) -
         payload: Records or columns.
         destinations: One shard index per row, an integer array or sequence.
         num_shards: How many shards the consumer has.
+        away: Those that are elsewhere, where that makes a difference.
 
     Raises:
         RoutingError: A destination is no shard, or their number is not that of rows.
@@ -75,20 +104,64 @@ def split_by_destination(payload: Payload, destinations: Any, num_shards: int) -
     if not rows:
         return []
     counts = np.bincount(shards, minlength=1)
-    present = np.flatnonzero(counts).tolist()
+    present = np.flatnonzero(counts)
     if len(present) == 1:
-        return [(present[0], payload)]
+        return [(int(present[0]), payload)]
     if isinstance(payload, list):
-        return _bucket(payload, shards.tolist(), present)
+        return _bucket(payload, shards.tolist(), present.tolist())
+    sizes = counts[present]
     if np.any(shards[1:] < shards[:-1]):
         # A stable sort of 8- and 16-bit integers is a radix sort.
-        payload = take(payload, np.argsort(shards, kind="stable"))
-    stops = np.cumsum(counts[present]).tolist()
+        order = np.argsort(shards, kind="stable")
+        if away is not None and size_bytes(payload) >= _LEAST_BYTES:
+            return _gather_apart(payload, order, present, sizes, away)
+        payload = take(payload, order)
+    return _slices(payload, present, sizes)
+
+
+def _slices(payload: Payload, present: Array, sizes: Array) -> Parts:
+    stops = np.cumsum(sizes).tolist()
     starts = [0, *stops[:-1]]
     return [
         (shard, slice_rows(payload, start, stop))
-        for shard, start, stop in zip(present, starts, stops, strict=True)
+        for shard, start, stop in zip(present.tolist(), starts, stops, strict=True)
     ]
+
+
+def _gather_apart(
+    payload: Payload, order: Array, present: Array, sizes: Array, away: Away
+) -> Parts:
+    """Gather rows for shards here and away, so that neither keep the others' memory."""
+    is_away = away.shards[present]
+    parts: Parts = []
+    for side in (False, True):
+        is_side = is_away == side
+        if not is_side.any():
+            continue
+        rows = order if is_side.all() else order[np.repeat(is_side, sizes)]
+        taken = _take_into(payload, rows, away.memory) if side else take(payload, rows)
+        parts += _slices(taken, present[is_side], sizes[is_side])
+    return sorted(parts, key=itemgetter(0))
+
+
+def _take_into(
+    payload: Payload,
+    indices: npt.NDArray[np.integer[Any]],
+    memory: Callable[[int], npt.NDArray[np.uint8] | None],
+) -> Payload:
+    """Return what `take` returns, in memory for so many bytes where there is some."""
+
+    def gathered(column: Array) -> Array:
+        shape = (len(indices), *column.shape[1:])
+        size = column.dtype.itemsize * math.prod(shape)
+        room = memory(size) if size >= _LEAST_BYTES else None
+        if room is None:
+            return column.take(indices, axis=0)
+        # `clip` writes where it is told to; where it may raise, numpy writes twice.
+        into: Array = room.view(column.dtype).reshape(shape)
+        return column.take(indices, axis=0, out=into, mode="clip")
+
+    return map_columns(gathered, payload)
 
 
 def _bucket(records: list[Any], shards: list[int], present: list[int]) -> Parts:

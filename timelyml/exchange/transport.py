@@ -70,6 +70,7 @@ class TransportMetrics:
     bytes_sent: list[int] = field(default_factory=lambda: [0, 0])
     messages_received: list[int] = field(default_factory=lambda: [0, 0])
     bytes_received: list[int] = field(default_factory=lambda: [0, 0])
+    bytes_lent: int = 0  # of those sent: through shared memory
     frames_refused: Counter[str] = field(default_factory=Counter)
 
     def as_map(self) -> dict[str, Any]:
@@ -79,6 +80,7 @@ class TransportMetrics:
             "bytes_sent": list(self.bytes_sent),
             "messages_received": list(self.messages_received),
             "bytes_received": list(self.bytes_received),
+            "bytes_lent": self.bytes_lent,
             "frames_refused": dict(self.frames_refused),
         }
 
@@ -105,6 +107,12 @@ class Transport(Protocol):
 
         Raises:
             PeerLostError: The link is known to be dead.
+        """
+
+    def shared_memory(self, size_bytes: int) -> Any:
+        """Return memory, as bytes, that peers get to see without a copy; None if full.
+
+        What is made in it is sent like all else, and freed with its last view.
         """
 
     def receive(self) -> list[Incoming]:

@@ -7,6 +7,7 @@ were sent before it: they are there by then, and are taken first.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,11 +21,15 @@ from timelyml.exchange.datagrams import (
     AFTER_BYTES,
     DATAGRAM_BYTES,
     DatagramInbox,
+    DescriptorInbox,
     after_of,
     datagram_inbox,
+    descriptor_path,
 )
-from timelyml.exchange.frames import Received, read_frames
+from timelyml.exchange.frames import Kind, Received, read_frames
+from timelyml.exchange.garbled import garbled
 from timelyml.exchange.security import CurveKeys
+from timelyml.exchange.shared_views import SharedViews
 from timelyml.exchange.transport import (
     Incoming,
     Lane,
@@ -44,13 +49,16 @@ _NUM_LANES = len(Lane)
 _NOBLOCK = int(zmq.NOBLOCK)
 _EVENTS = int(zmq.EVENTS)
 _POLLIN = int(zmq.POLLIN)
+_LENT = int(Kind.LENT)
+_FAREWELL = int(Kind.FAREWELL)
 
 
 class Inbox:
     """PULL sockets, one per lane, and what is known of everybody who sends.
 
-    `wrong` collects, for the transport, peers whose link cannot go on and why. Frames
-    without this cluster's token are counted and forgotten: they are nobody's.
+    `wrong` collects, for the transport, peers whose link cannot go on and why, and
+    `notices` what theirs have to tell it. Frames without this cluster's token are
+    counted and forgotten: they are nobody's.
     """
 
     def __init__(
@@ -62,6 +70,7 @@ class Inbox:
         max_frame_bytes: int,
     ) -> None:
         self.wrong: dict[int, str] = {}
+        self.notices: list[tuple[int, int, Any]] = []  # peer, kind, body
         self.heard: set[int] = set()  # peers that the latest call took something from
         self._codec = codec
         self._token = token
@@ -74,6 +83,7 @@ class Inbox:
         self._files: list[Path] = []
         self.sockets: list[zmq.Socket[bytes]] = []
         self.datagrams: DatagramInbox | None = None
+        self.views: SharedViews | None = None  # of what peers lend
 
     def bind(self, address: str, keys: CurveKeys | None) -> str:
         """Bind the socket of the next lane; return the address that it got.
@@ -106,7 +116,13 @@ class Inbox:
     def bind_datagrams(self, control: str) -> int | None:
         """Take datagrams too; return what to poll for them, None where there are none."""
         self.datagrams = datagram_inbox(control)
-        return None if self.datagrams is None else self.datagrams.fd
+        if self.datagrams is None:
+            return None
+        path = descriptor_path(control)
+        if path is not None:
+            with contextlib.suppress(OSError):  # then nothing is lent to this one
+                self.views = SharedViews(DescriptorInbox(path, self._token))
+        return self.datagrams.fd
 
     def take_datagrams(self, arrived: list[Incoming], *, is_calm: bool = False) -> None:
         """Add a bounded number of messages that came as datagrams; see `take`."""
@@ -144,6 +160,8 @@ class Inbox:
         link.is_refused = True
         for early in link.early:
             early.clear()
+        if self.views is not None:
+            self.views.forget(peer)
 
     def _link(self, peer: int) -> IncomingLink:
         link = self._links.get(peer)
@@ -186,7 +204,7 @@ class Inbox:
         lane, _, peer, sequence, _, _ = received
         link = self._links.get(peer) or self._link(peer)
         if lane >= _NUM_LANES:
-            self._fail(peer, f"a message of lane {lane} came as a datagram")
+            self.fail(peer, f"a message of lane {lane} came as a datagram")
         elif link.has_to_wait(lane, sequence, after_of(datagram)):
             self.heard.add(peer)
             link.early[lane].append((sequence, datagram))
@@ -231,24 +249,38 @@ class Inbox:
             return
         self.heard.add(peer)
         wrong = link.accept(lane, said, sequence)
-        if wrong is None and kind:
-            self._farewell(peer, link)
+        if wrong is None and kind and kind != _LENT:
+            if kind == _FAREWELL:
+                self._farewell(peer, link)
+            else:
+                self.notices.append((peer, kind, body))
             return
+        size = sum(map(len, frames))
         if wrong is None:
             try:
+                if kind == _LENT:
+                    body, buffers = self._borrow(peer, body)
+                    size += sum(map(len, buffers))
                 message = self._codec.decode(body, buffers)
             except UnreadableError as error:
                 message = Unreadable(error.rest, error.__cause__ or error)
             except WireError as error:
                 wrong = str(error)
         if wrong is not None:
-            self._fail(peer, wrong)
+            self.fail(peer, wrong)
             return
         self._num_received[lane] += 1
-        self._bytes_received[lane] += sum(map(len, frames))
+        self._bytes_received[lane] += size
         arrived.append(new_tuple(Incoming, (peer, message)))
 
-    def _fail(self, peer: int, wrong: str) -> None:
+    def _borrow(self, peer: int, body: Any) -> tuple[Any, Any]:
+        """Return body and buffers of a message whose buffers its sender lends."""
+        if self.views is None:
+            raise garbled("a message is lent", "one", "none, as nothing was taken")
+        return self.views.read(peer, body)
+
+    def fail(self, peer: int, wrong: str) -> None:
+        """Refuse what a peer said, and take nothing from it any more."""
         self._refused["link"] += 1
         self._give_up(peer, wrong)
 
@@ -265,6 +297,8 @@ class Inbox:
         """Close the sockets at once; what was not taken is lost."""
         if self.datagrams is not None:
             self.datagrams.close()
+        if self.views is not None:
+            self.views.close()
         for pull in self.sockets:
             pull.close(0)
         for file in self._files:  # ZeroMQ leaves them

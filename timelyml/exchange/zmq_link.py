@@ -72,7 +72,7 @@ class OutgoingLink:
         self._sockets: list[zmq.Socket[bytes]] = []
         self.monitors: list[zmq.Socket[bytes]] = []
         self._broken: str | None = None
-        self._control = endpoint.control
+        self.control = endpoint.control
         self._after = [0, 0]  # the number after the last by ZeroMQ, by lane
         self._num_connected = 0  # of the lanes, as far as is known
         self._datagrams: DatagramLink | None = None
@@ -135,6 +135,11 @@ class OutgoingLink:
             self._after[lane] = self.sequences[lane]
         return is_direct
 
+    @property
+    def is_near(self) -> bool:
+        """Whether the peer is known to be on this host."""
+        return self._datagrams is not None
+
     def broken(self) -> str | None:
         """Return why a connection is gone, once a monitor has told so."""
         for monitor in self.monitors:
@@ -152,7 +157,7 @@ class OutgoingLink:
         """Send datagrams, once it would show on either lane that the peer is gone."""
         self._num_connected += 1
         if self._num_connected == len(Lane):
-            self._datagrams = datagram_link(self._control)
+            self._datagrams = datagram_link(self.control)
 
     def close(self, linger_ms: int) -> None:
         """Close the sockets; they flush in the background for `linger_ms`."""

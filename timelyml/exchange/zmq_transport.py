@@ -2,8 +2,8 @@
 
 Each transport binds one PULL socket per lane and opens one PUSH socket per peer and
 lane, so that small control messages never queue behind bulk. Nothing blocks and no
-high-water mark drops: credit bounds what is under way. Small messages on one host go
-past ZeroMQ's threads, as datagrams.
+high-water mark drops: credit bounds what is under way. On one host, small messages go
+past ZeroMQ's threads, as datagrams, and large arrays are lent in shared memory.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import secrets
 import socket as sockets
 import time
 from typing import Any
@@ -19,15 +18,12 @@ from typing import Any
 import zmq
 
 from timelyml.errors import ConfigError, PeerLostError, WireError
-from timelyml.exchange.access import tcp_endpoint
+from timelyml.exchange.access import addresses_of, advertised
 from timelyml.exchange.codec import Codec
 from timelyml.exchange.frames import TOKEN_BYTES, Kind, pack_frames
-from timelyml.exchange.security import (
-    CurveKeys,
-    check_tcp_bind,
-    checked_ipc_directory,
-    ipc_address,
-)
+from timelyml.exchange.lending import Lending
+from timelyml.exchange.security import CurveKeys
+from timelyml.exchange.shared_pool import POOL_BYTES
 from timelyml.exchange.transport import (
     CONTROLLER,
     Endpoint,
@@ -49,6 +45,7 @@ SILENCE_S = 10.0
 """After so long a peer that does not answer is given up, unless another is stated."""
 
 _MESSAGE = int(Kind.MESSAGE)
+_LENT = int(Kind.LENT)
 _DATAGRAMS = len(Lane)  # among the lanes, as what to look at
 _CHECK_S = 0.25  # between looks at connections while nothing comes
 _SETTLE_S = 0.1  # in which peers that close at the same time hear of each other
@@ -72,6 +69,8 @@ class ZmqTransport:
         advertise: The host that peers connect to, if `bind` names all interfaces.
         max_frame_bytes: A longer frame ends the connection that sent it.
         linger_s: How long `close` waits for what was sent.
+        pool_bytes: How much of large arrays peers on the same host are lent at most,
+            in shared memory; what is beyond goes by ZeroMQ.
         silence_s: Links over tcp, and others that are watched, count as broken once
             their peer showed no sign of life for so long.
     """
@@ -88,6 +87,7 @@ class ZmqTransport:
         max_frame_bytes: int = 4 << 30,
         linger_s: float = 5.0,
         silence_s: float = SILENCE_S,
+        pool_bytes: int = POOL_BYTES,
     ) -> None:
         if len(token) != TOKEN_BYTES:
             raise ConfigError(
@@ -95,7 +95,7 @@ class ZmqTransport:
                 f"{TOKEN_BYTES}; make it with secrets.token_bytes",
                 size_bytes=len(token),
             )
-        addresses, keys = _addresses(index, bind, keys)
+        addresses, keys = addresses_of(index, bind, keys)
         self.index = index
         self.metrics = TransportMetrics()
         self._num_sent = self.metrics.messages_sent
@@ -114,6 +114,7 @@ class ZmqTransport:
         self._receives = 0
         # One for both ways: each has a thread, which takes a core from its worker.
         self._context: zmq.Context[Any] = zmq.Context()
+        self._lending = Lending(index, token, self._tell, pool_bytes)
         self._inbox = Inbox(self._context, codec, token, self.metrics, max_frame_bytes)
         self._wake_out, self._wake_in = _signal_pair()
         self._wake_fd = self._wake_in.fileno()
@@ -123,14 +124,15 @@ class ZmqTransport:
             self.close()
             raise
         self.endpoint = Endpoint(
-            control=_advertised(control, advertise),
-            bulk=_advertised(bulk, advertise),
+            control=advertised(control, advertise),
+            bulk=advertised(bulk, advertise),
             public_key=None if keys is None else keys.public,
         )
         # Monitors are looked at now and then instead: they would take 0.5 us each.
         self._poller = zmq.Poller()
         self._lanes: dict[Any, int] = {}
         datagrams = self._inbox.bind_datagrams(control)
+        self._lending.views = self._inbox.views
         if datagrams is not None:
             self._lanes[datagrams] = _DATAGRAMS
         self._lanes |= {pull: lane for lane, pull in enumerate(self._inbox.sockets)}
@@ -161,7 +163,8 @@ class ZmqTransport:
     def send(self, peer: int, message: object, lane: Lane = Lane.CONTROL) -> None:
         """Encode a message and queue its frames; never blocks.
 
-        Arrays inside must not change any more: they are sent from where they are.
+        Arrays inside must not change any more: they are sent from where they are, or
+        lent from a copy in shared memory.
 
         Raises:
             PeerLostError: There is no link to the peer, or it is dead.
@@ -172,23 +175,47 @@ class ZmqTransport:
         if link is None:
             raise self._unreachable(peer)
         body, buffers = self._codec.encode(message)
-        number = (lane, _MESSAGE, self.index, link.sequences[lane])
-        frames = pack_frames(number, self._token, body, buffers)
-        size = largest = len(frames[0])
+        kind, size = _MESSAGE, 0
         if buffers:
-            sizes = [len(frame) for frame in frames]
-            size, largest = sum(sizes), max(sizes)
-        if largest > self._max_frame_bytes:
-            raise WireError(
-                f"a message is too large; got a frame of {largest} bytes; expected "
-                f"at most {self._max_frame_bytes}; send smaller batches",
-                size_bytes=largest,
-                reason="size",
-            )
+            sizes = list(map(len, buffers))
+            size = sum(sizes)
+            self._check_size(max(len(body), *sizes))
+            table = None
+            if link.is_near:
+                table = self._lending.lend(peer, link.control, buffers)
+            if table is not None:
+                kind, body, buffers = _LENT, table + body, []
+                self.metrics.bytes_lent += size
+        number = (lane, kind, self.index, link.sequences[lane])
+        frames = pack_frames(number, self._token, body, buffers)
+        self._check_size(len(frames[0]))
         if not link.send(lane, frames) or peer == CONTROLLER:
             self._num_looks = 0
         self._num_sent[lane] += 1
-        self._bytes_sent[lane] += size
+        self._bytes_sent[lane] += size + len(frames[0])
+
+    def _check_size(self, size_bytes: int) -> None:
+        if size_bytes > self._max_frame_bytes:
+            raise WireError(
+                f"a message is too large; got a frame of {size_bytes} bytes; expected "
+                f"at most {self._max_frame_bytes}; send smaller batches",
+                size_bytes=size_bytes,
+                reason="size",
+            )
+
+    def _say(self, link: OutgoingLink, lane: int, kind: Kind, body: bytes) -> None:
+        """Tell the peer's transport something."""
+        number = (lane, kind, self.index, link.sequences[lane])
+        link.send(Lane(lane), pack_frames(number, self._token, body, []))
+
+    def _tell(self, peer: int, kind: Kind, body: bytes) -> None:
+        link = self._links.get(peer)
+        if link is not None:
+            self._say(link, Lane.CONTROL, kind, body)
+
+    def shared_memory(self, size_bytes: int) -> Any:
+        """Return memory that peers on this host are lent without a copy, if any is."""
+        return self._lending.empty(size_bytes)
 
     def _unreachable(self, peer: int) -> PeerLostError:
         reason = self._lost.get(peer, "no link to it was opened")
@@ -221,6 +248,10 @@ class ZmqTransport:
                 self._num_looks = 0
         self._is_calm = not ready
         self._receives += 1
+        for notice in self._inbox.notices:
+            self._heed(*notice)
+        self._inbox.notices.clear()
+        self._lending.return_loans(at_once=False)
         if self._deadlines or self._receives >= _RECEIVES_PER_CHECK:
             self._check_links()
         self._inbox.heard.clear()
@@ -231,9 +262,18 @@ class ZmqTransport:
             self._inbox.wrong.clear()
         return arrived
 
+    def _heed(self, peer: int, kind: int, body: Any) -> None:
+        """Act on what the transport of a peer had to tell."""
+        try:
+            if not self._lending.heed(peer, kind, body):
+                self.metrics.frames_refused["memory"] += 1
+        except WireError as error:
+            self._inbox.fail(peer, str(error))
+
     def _check_links(self) -> None:
         """Give up links that broke a while ago and have been silent since."""
         self._receives = 0
+        self._lending.rest()
         now = time.monotonic()
         for peer, link in self._links.items():
             reason = link.broken()
@@ -248,6 +288,7 @@ class ZmqTransport:
         self._lost[peer] = reason
         self._deadlines.pop(peer, None)
         self._inbox.refuse(peer)
+        self._lending.lose(peer)
         link = self._links.pop(peer, None)
         if link is None:
             return
@@ -265,8 +306,7 @@ class ZmqTransport:
 
     def _bid_farewell(self, link: OutgoingLink) -> None:
         for lane in Lane:
-            number = (lane, Kind.FAREWELL, self.index, link.sequences[lane])
-            link.send(lane, pack_frames(number, self._token, b"", []))
+            self._say(link, lane, Kind.FAREWELL, b"")
 
     def poll(self) -> bool:
         """Whether a message is there, or somebody called `wake` since the last look."""
@@ -326,6 +366,7 @@ class ZmqTransport:
         for link in self._links.values():
             link.close(self._linger_ms)
         self._inbox.close()
+        self._lending.close()
         self._context.term()  # waits for what is being flushed
         self._wake_in.close()
         self._wake_out.close()
@@ -336,32 +377,3 @@ def _signal_pair() -> tuple[sockets.socket, sockets.socket]:
     out.setblocking(False)
     back.setblocking(False)
     return out, back
-
-
-def _addresses(
-    index: int, bind: str, keys: CurveKeys | None
-) -> tuple[list[str], CurveKeys | None]:
-    """Return the address of each lane and the keys that they need."""
-    if bind.startswith("ipc://"):
-        directory = checked_ipc_directory(bind)
-        nonce = secrets.token_hex(4)  # so that a restarted peer never inherits a link
-        names = [f"{index}-{nonce}-{lane.name.lower()}" for lane in Lane]
-        return [ipc_address(directory, name) for name in names], keys
-    if bind.startswith("tcp://"):
-        check_tcp_bind(bind, keys)
-        keys = keys or CurveKeys.generate()
-        if bind.endswith(":*"):
-            return [bind, bind], keys
-        endpoint = tcp_endpoint(bind)
-        return [endpoint.control, endpoint.bulk], keys
-    raise ConfigError(
-        f"a transport cannot bind; got {bind!r}; expected ipc://<directory> or "
-        f"tcp://<address>:<port>; use one of these",
-        bind=bind,
-    )
-
-
-def _advertised(bound: str, host: str | None) -> str:
-    if host is None or not bound.startswith("tcp://"):
-        return bound
-    return f"tcp://{host}:{bound.rpartition(':')[2]}"

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from timelyml.errors import RoutingError
 from timelyml.exchange import (
+    Away,
     CreditLedger,
     num_records,
     route,
@@ -38,6 +39,9 @@ from timelyml.runtime.failure import ROUTING_NOTE
 from timelyml.runtime.messages import Block, Part
 
 ALL_LOCAL_SHARDS = -1
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Memory: TypeAlias = Callable[[int], Bytes | None]
+"""Returns so many bytes that other workers on this host see too, if there are any."""
 Record = Callable[[int, Timestamp, int], None]
 Target = int | npt.NDArray[np.integer[Any]] | None
 """Whom a send names on a direct edge: one shard, or one for each row."""
@@ -90,6 +94,7 @@ class OutChannel:
         self._target_location = target_location
         self._target_name = target_name  # for error reports
         self._outbox = outbox
+        self._away = _away_from(outbox, owners)
         self._record = record
         # Chosen once: asking for the kind of pact at every block takes 0.3 us.
         self._route = self._route_by(spec.pact)
@@ -153,7 +158,7 @@ class OutChannel:
         pact = self.spec.pact
         assert isinstance(pact, Exchange)  # noqa: S101  for the type checker
         try:
-            parts = route(pact, payload, len(self._owners))
+            parts = route(pact, payload, len(self._owners), away=self._away)
         except Exception as error:
             # It fails the sender, which need not be whom the user gave the key to.
             error.add_note(f"{ROUTING_NOTE}{self._target_name!r}")
@@ -165,7 +170,9 @@ class OutChannel:
 
     def _as_named(self, _: int, payload: Any, target: Target) -> list[Routed]:
         if isinstance(target, np.ndarray):
-            parts = split_by_destination(payload, target, len(self._owners))
+            parts = split_by_destination(
+                payload, target, len(self._owners), away=self._away
+            )
             return self._spread(payload, parts)
         return [self._direct(target, payload)]
 
@@ -214,8 +221,10 @@ class Outbox:
         worker_index: int,
         limit_bytes: int,
         deliver: Callable[[int, int, Timestamp, Part], None],
+        memory: Memory,
     ) -> None:
         self.worker_index = worker_index
+        self.memory = memory  # for what is to leave this worker
         self._limit_bytes = limit_bytes
         self._deliver = deliver
         self._frames: dict[int, dict[tuple[int, Timestamp], list[Part]]] = {}
@@ -298,3 +307,8 @@ class Outbox:
             ]
             taken.append((peer, tuple(blocks), sizes[peer]))
         return taken
+
+
+def _away_from(outbox: Outbox, owners: tuple[int, ...]) -> Away | None:
+    is_away = np.array(owners) != outbox.worker_index
+    return Away(is_away, outbox.memory) if is_away.any() else None

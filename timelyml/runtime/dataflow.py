@@ -98,7 +98,9 @@ class Dataflow:
         self.table = CapabilityTable(self.progress.record)
         self._transport = transport
         self._clock = clock
-        self.outbox = Outbox(worker_index, config.credit_bytes, self._deliver)
+        self.outbox = Outbox(
+            worker_index, config.credit_bytes, self._deliver, transport.shared_memory
+        )
         self._active: set[int] = set()
         self._timers = Timers(clock)
         self._wakes = Wakes(transport.wake)

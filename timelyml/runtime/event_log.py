@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 from timelyml.errors import TapeError
 from timelyml.exchange import Lane, TransportMetrics
@@ -207,6 +207,9 @@ class Sender(Protocol):
     def send(self, peer: int, message: object, lane: Lane = Lane.CONTROL) -> None:
         """Hand over a message."""
 
+    def shared_memory(self, size_bytes: int) -> Any:
+        """Return memory, as bytes, that peers get to see without a copy, or None."""
+
     def wake(self) -> None:
         """End a wait; from any thread."""
 
@@ -219,6 +222,7 @@ class LoggedSender:
         self._log = log
         self.metrics = sender.metrics
         self.wake = sender.wake
+        self.shared_memory = sender.shared_memory
 
     def send(self, peer: int, message: object, lane: Lane = Lane.CONTROL) -> None:
         """Send a message, and note it."""

@@ -59,6 +59,7 @@ class MemberSender:
         self._members = members
         self.metrics = sender.metrics
         self.wake = sender.wake
+        self.shared_memory = sender.shared_memory
 
     def send(self, peer: int, message: object, lane: Lane = Lane.CONTROL) -> None:
         """Send a message; the controller (-1) has no number in the run."""

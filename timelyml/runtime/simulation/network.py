@@ -221,6 +221,9 @@ class SimTransport:
         self.metrics.messages_sent[lane] += 1
         self.metrics.bytes_sent[lane] += size
 
+    def shared_memory(self, size_bytes: int) -> None:
+        """Return none: simulated peers see all memory of the process."""
+
     def put(self, incoming: Incoming, lane: Lane, size_bytes: int) -> None:
         """Take what the network delivers."""
         self.metrics.messages_received[lane] += 1
