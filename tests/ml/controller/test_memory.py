@@ -31,7 +31,7 @@ def test_what_is_let_go_before_its_spill_was_told_is_not_spilled():
     def let_go(error):
         refused.append(error)
         for each in (on_host, given):
-            memory.free(each.number)
+            memory.free([each.number])
         del slices["old"]
 
     for each in (on_host, given, idle):

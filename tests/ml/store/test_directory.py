@@ -32,9 +32,9 @@ def test_a_buffer_goes_with_the_last_who_can_ask_for_it():
     directory = Directory()
     number = ready(directory)
     entry = directory.readable(ME, number)
-    directory.use(entry)
+    directory.use([entry])
     assert directory.drop(ME, [number]) == []
-    assert deleted(directory.unuse(entry)) == [number]
+    assert deleted(directory.unuse([entry])) == [number]
     assert number not in directory
 
 
@@ -76,12 +76,12 @@ def test_what_is_given_up_is_gone_for_its_client_at_once():
     directory = Directory()
     number = ready(directory)
     entry = directory.readable(ME, number)
-    directory.use(entry)
-    assert directory.give_up(ME, number) == []
+    directory.use([entry])
+    assert directory.give_up(ME, [number]) == []
     with pytest.raises(HandleError, match="gave away"):
         directory.readable(ME, number)
-    assert directory.give_up(ME, number) == []
-    assert deleted(directory.unuse(entry)) == [number]
+    assert directory.give_up(ME, [number]) == []
+    assert deleted(directory.unuse([entry])) == [number]
 
 
 def test_a_buffer_that_others_hold_may_not_be_donated():
@@ -92,10 +92,10 @@ def test_a_buffer_that_others_hold_may_not_be_donated():
     directory.publish(ME, "opened", [opened.buffer.number], b"*")
     directory.open(YOU, "opened")
     directory.unpublish("opened")
-    directory.use(exported, is_exported=True)
+    directory.use([exported], is_exported=True)
     may = [directory.may_donate(ME, entry) for entry in entries]
     assert may == [True, False, False, False]
-    directory.unuse(exported, is_exported=True)
+    directory.unuse([exported], is_exported=True)
     directory.leave(YOU)
     assert directory.may_donate(ME, exported)
     assert directory.may_donate(ME, opened)
@@ -178,12 +178,12 @@ def test_all_of_a_client_goes_with_it():
     directory = Directory()
     numbers = [promised(directory, count=count) for count in range(3)]
     entry = directory.get(numbers[0])
-    directory.use(entry)
+    directory.use([entry])
     yours = ready(directory, client=YOU)
     assert directory.of_client(ME) == numbers
     assert deleted(directory.leave(ME)) == numbers[1:]
     assert directory.of_client(ME) == []
-    assert deleted(directory.unuse(entry)) == numbers[:1]
+    assert deleted(directory.unuse([entry])) == numbers[:1]
     assert yours in directory
     assert directory.leave(3) == []
 
@@ -192,9 +192,9 @@ def test_what_only_a_call_needs_has_no_holder():
     directory = Directory()
     made = buffer(5, 8, "slice")
     entry = directory.promise(NOBODY, made, "call 7")
-    directory.use(entry)
+    directory.use([entry])
     assert (entry.owner, entry.producer, entry.num_references) == (NOBODY, "call 7", 1)
-    assert deleted(directory.unuse(entry)) == [made.number]
+    assert deleted(directory.unuse([entry])) == [made.number]
 
 
 def test_what_a_call_holds_between_its_parts_is_charged_to_its_client():
@@ -204,14 +204,14 @@ def test_what_a_call_holds_between_its_parts_is_charged_to_its_client():
         directory.promise(NOBODY, each, "call 7") for each in (held, failed, left)
     ]
     for entry in entries:
-        directory.use(entry)
+        directory.use([entry])
         directory.charge(entry, ME)
         assert entry.owner == ME
     assert directory.held_bytes(ME) == 3 * held.type.size_bytes
     directory.fail([failed.number], b"no")
     assert entries[1].owner == NOBODY
-    assert deleted(directory.unuse(entries[0])) == [held.number]
+    assert deleted(directory.unuse([entries[0]])) == [held.number]
     assert directory.held_bytes(ME) == left.type.size_bytes
     directory.leave(ME)
-    assert deleted(directory.unuse(entries[2])) == [left.number]
+    assert deleted(directory.unuse([entries[2]])) == [left.number]
     assert (directory.held_bytes(ME), entries[2].owner) == (0, NOBODY)

@@ -175,7 +175,7 @@ def test_a_buffer_that_nobody_wants_goes_when_its_last_program_ends():
     ledger = ledger_of()
     put(ledger, buffer(1, 60))
     ledger.request(claim("p", reads=[buffer(1, 60)]))
-    ledger.free(number_of(1))
+    ledger.free([number_of(1)])
     assert ledger.used_bytes()["d0"] == 60
     ledger.finished("p")
     assert ledger.used_bytes()["d0"] == 0
@@ -186,7 +186,7 @@ def test_a_buffer_that_a_waiting_program_will_read_is_not_let_go():
     put(ledger, buffer(1, 10))
     ledger.request(claim("running", scratch=80))
     ledger.request(claim("reader", reads=[buffer(1, 10)], scratch=50))
-    ledger.free(number_of(1))
+    ledger.free([number_of(1)])
     assert ledger.finished("running") == [Admit("reader")]
     ledger.finished("reader")
     assert ledger.used_bytes()["d0"] == 0
@@ -269,7 +269,7 @@ def test_a_program_that_the_host_has_no_room_for_waits_for_those_that_run():
     put(ledger, buffer(1, 30))
     ledger.request(claim("running", makes=[buffer(2, 30)]))
     assert ledger.request(claim("p", scratch=60)) == []
-    ledger.free(number_of(2))
+    ledger.free([number_of(2)])
     assert ledger.finished("running") == [Admit("p")]
 
 
@@ -278,7 +278,7 @@ def test_a_placement_with_buffers_cannot_be_forgotten():
     put(ledger, buffer(1, 10, "home"))
     with pytest.raises(InvariantError, match=r"got buffers \['1/1 \(x1\): "):
         ledger.unplace("home")
-    ledger.free(number_of(1))
+    ledger.free([number_of(1)])
     ledger.unplace("home")
 
 
@@ -364,7 +364,7 @@ def test_a_gauge_counts_what_is_made_until_its_last_reader_is_over():
     ledger.count(y.number, Label(gauge, 4, 1))
     assert gauge.peaks() == {}, "memory is set aside, and nothing is there"
     ledger.finished("f0")
-    ledger.free(x.number)
+    ledger.free([x.number])
     ledger.finished("b0")
     ledger.finished("f1")
     assert gauge.peaks() == {4: (1, 30)}
@@ -376,7 +376,7 @@ def test_a_gauge_counts_a_value_that_is_read_when_the_next_one_is_made():
     for item, each in enumerate((x, y)):
         put(ledger, each)
         ledger.count(each.number, Label(gauge, 0, item))
-    ledger.free(x.number)
+    ledger.free([x.number])
     put(ledger, z)
     ledger.count(z.number, Label(gauge, 0, 2))
     assert gauge.peaks() == {0: (2, 40)}

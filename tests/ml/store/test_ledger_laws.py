@@ -57,7 +57,7 @@ class Histories(RuleBasedStateMachine):
         while self.given_up:  # nobody holds it, and the ledger hears of one at a time
             number = self.given_up.pop()
             self.forget_what_is_over()
-            self.follow_each(self.ledger.free(number))
+            self.follow_each(self.ledger.free([number]))
 
     def follow_each(self, effects):
         for effect in effects:
@@ -192,7 +192,7 @@ class Histories(RuleBasedStateMachine):
     def free_one(self, number):
         self.freed.add(number)
         self.forget_what_is_over()
-        self.follow(self.ledger.free(number))
+        self.follow(self.ledger.free([number]))
 
     def forget_what_is_over(self):
         claims = (*self.waiting.values(), *self.running.values())
@@ -243,7 +243,7 @@ class Histories(RuleBasedStateMachine):
                 self.end(program, has_failed=False)
         assert not self.waiting
         for number in sorted(set(self.buffers) - self.freed):
-            self.ledger.free(number)
+            self.ledger.free([number])
         assert set(self.ledger.used_bytes().values()) <= {0}
         assert len(self.ledger._live) == 0
 

@@ -101,7 +101,7 @@ class Buffers:
             self._outbox.tell(client, Failed(0, (put.buffer,), pack_error(error)))
             return
         entry = self.add(client, buffer)
-        self.directory.use(entry)  # until it is there
+        self.directory.use([entry])  # until it is there
         refuse = partial(self._refuse_put, entry)
         if slice_.error is not None:
             refuse(slice_.error)
@@ -145,12 +145,12 @@ class Buffers:
             self._outbox.send(host, Pieces(put.buffer, pieces), Lane.BULK)
         self.memory.release(claim.program)
         self.follow(self.directory.ready([put.buffer]))
-        self.unuse(entry)
+        self.unuse([entry])
 
     def _refuse_put(self, entry: Entry, error: bytes) -> None:
         self._outbox.tell(entry.client, Failed(0, (entry.buffer.number,), error))
         self.fail(entry, error)
-        self.unuse(entry)
+        self.unuse([entry])
 
     def add(self, client: int, buffer: Buffer, producer: str | None = None) -> Entry:
         """Make a buffer known that a client will have; of `NOBODY`, that a call will."""
@@ -200,13 +200,12 @@ class Buffers:
         """Fail the results of work that does not even begin."""
         for buffer in outputs:
             self.fail(self.add(client, buffer), error)
-        for number in given:
-            self.follow(self.directory.give_up(client, number))
+        self.follow(self.directory.give_up(client, given))
         self._outbox.tell(client, Failed(1, outs, error))
 
-    def unuse(self, entry: Entry, *, is_exported: bool = False) -> None:
-        """Let go of a buffer that was used."""
-        self.follow(self.directory.unuse(entry, is_exported=is_exported))
+    def unuse(self, entries: Iterable[Entry], *, is_exported: bool = False) -> None:
+        """Let go of buffers that were used."""
+        self.follow(self.directory.unuse(entries, is_exported=is_exported))
 
     def leave(self, client: int, gone: bytes) -> None:
         """Let go of all that a client has, and of what it asked for; `gone` says why."""
@@ -258,26 +257,31 @@ class Buffers:
 
     def follow(self, effects: Iterable[DirectoryEffect]) -> None:
         """Tell clients what they wait for, and hosts what nobody needs any more."""
+        deleted: dict[str, list[int]] = {}  # by placement
         for effect in effects:
             if isinstance(effect, Delete):
-                self._delete(effect.buffer)
+                buffer = effect.buffer
+                deleted.setdefault(buffer.placement, []).append(buffer.number)
             elif effect.error is None:
                 self._outbox.tell(effect.client, Finished(0, (effect.number,), ()))
             else:
                 failed = Failed(0, (effect.number,), effect.error)
                 self._outbox.tell(effect.client, failed)
+        for placement, numbers in deleted.items():
+            self._delete(placement, numbers)
 
-    def _delete(self, buffer: Buffer) -> None:
-        self.held.pop(buffer.number, None)
-        self._sources.pop(buffer.number, None)
-        slice_ = self._slices.get(buffer.placement)
+    def _delete(self, placement: str, numbers: list[int]) -> None:
+        for number in numbers if self.held or self._sources else ():
+            self.held.pop(number, None)
+            self._sources.pop(number, None)
+        slice_ = self._slices.get(placement)
         if slice_ is None:
             return  # what a call on an unknown slice returned
         if slice_.error is None:
             for host in slice_.hosts:
-                self._outbox.book(host).releases.append(buffer.number)
-        self.memory.free(buffer.number)
-        slice_.num_buffers -= 1
+                self._outbox.book(host).releases += numbers
+        self.memory.free(numbers)
+        slice_.num_buffers -= len(numbers)
         self._on_idle(slice_)
 
     def _describe(self, buffer: Buffer) -> str:

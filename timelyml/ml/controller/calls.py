@@ -100,7 +100,7 @@ class Calls:
                 continue
             spec = work.computation.in_specs[position]
             placed.append(self._buffers.transfer(entry, slice_, spec))
-            self._buffers.directory.use(placed[-1])
+            self._buffers.directory.use([placed[-1]])
             work.uses.append(placed[-1])
         fields = (
             new_tuple(GangKey, (work.program, 0, 0)), work.computation.identity,

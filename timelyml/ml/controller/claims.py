@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from timelyml.ml.controller.readers import Readers
@@ -41,14 +42,20 @@ def copied_args(
 
     Calls before this one need no copy: it is ordered after them, and XLA waits.
     """
-    copied = []
-    for position in computation.donated:
-        entry = args[position]
-        is_shared = sum(each is entry for each in args) > 1
-        may_take = directory.may_donate(client, entry)
-        if is_placed[position] and (is_shared or not may_take):
-            copied.append(position)
-    return tuple(copied)
+    if not computation.donated:
+        return ()
+    times = Counter(map(id, args))
+    return tuple(
+        [
+            position
+            for position in computation.donated
+            if is_placed[position]
+            and (
+                times[id(args[position])] > 1
+                or not directory.may_donate(client, args[position])
+            )
+        ]
+    )
 
 
 def claim_of(call: CallRecord, slice_: SliceRecord, needs: MemoryNeeds) -> Claim:

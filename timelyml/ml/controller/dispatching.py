@@ -110,18 +110,14 @@ class Dispatch:
             admission.check_call(work.client, outputs, work.given)
             admission.begin_call(work.client)
         work.before = work_before(work, self._works, self._readers)
-        for entry in work.uses:
-            directory.use(entry)
-        for entry in work.exported:
-            directory.use(entry, is_exported=True)
+        directory.use(work.uses)
+        directory.use(work.exported, is_exported=True)
         self._readers.add(work)
-        for number in work.given:
-            self._buffers.follow(directory.give_up(work.client, number))
+        self._buffers.follow(directory.give_up(work.client, work.given))
         work.results += [
             self._buffers.add(work.client, buffer, work.program) for buffer in outputs
         ]
-        for entry in work.results:
-            directory.use(entry)  # until it is there
+        directory.use(work.results)  # until they are there
         self._works[work.program] = work
         for name in work.slices:
             self._slices[name].num_calls += 1
@@ -240,10 +236,8 @@ class Dispatch:
         self._readers.remove(work)
         work.owner.place_again(work)
         self._readers.add(work)
-        for entry in work.exported:
-            self._buffers.directory.use(entry, is_exported=True)
-        for entry in before:
-            self._buffers.unuse(entry, is_exported=True)
+        self._buffers.directory.use(work.exported, is_exported=True)
+        self._buffers.unuse(before, is_exported=True)
         return self._unknown.wait(work.program, self._unmet(work))
 
     def _claim(self, program: str) -> None:
@@ -372,12 +366,9 @@ class Dispatch:
                 work.owner.forget(work)
         if not work.is_ordered:
             self._readers.remove(work)
-        for entry in work.exported:
-            self._buffers.unuse(entry, is_exported=True)
-        for entry in work.uses:
-            self._buffers.unuse(entry)
-        for entry in work.results:
-            self._buffers.unuse(entry)
+        if work.exported:
+            self._buffers.unuse(work.exported, is_exported=True)
+        self._buffers.unuse([*work.uses, *work.results])
         if not work.is_ordered:
             self._free_dependants(work)
         self._turns.do(self._claim, self._unknown.provide(work.program))

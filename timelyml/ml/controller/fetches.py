@@ -36,7 +36,7 @@ class Fetches:
         outbox: For clients and hosts.
         number: Returns a number that no buffer has.
         held: Returns who has which box of a buffer, of those that can be asked.
-        unuse: Lets go of a buffer that was fetched.
+        unuse: Lets go of buffers that were fetched.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Fetches:
         outbox: Outbox,
         number: Callable[[], int],
         held: Callable[[Buffer], list[HeldBox]],
-        unuse: Callable[[Entry], None],
+        unuse: Callable[[list[Entry]], None],
     ) -> None:
         self._directory = directory
         self._outbox = outbox
@@ -64,7 +64,7 @@ class Fetches:
         if entry.state is BufferState.FAILED:
             self._tell(client, fetch, (), entry.error)
             return
-        self._directory.use(entry, is_exported=True)
+        self._directory.use([entry], is_exported=True)
         self._ask(entry, client, fetch)
 
     def take(self, pieces: Pieces) -> None:
@@ -89,7 +89,7 @@ class Fetches:
         for request, fetching in list(self._fetches.items()):
             if fetching.client == client:
                 del self._fetches[request]
-                self._unuse(fetching.entry)
+                self._unuse([fetching.entry])
 
     def lose_host(self, host: int) -> None:
         """Ask anew for what a host was asked for that is dead, of what is elsewhere."""
@@ -124,7 +124,7 @@ class Fetches:
         error = fetching.entry.error or fetching.error
         pieces = () if error is not None else tuple(fetching.pieces)
         self._tell(fetching.client, fetching.fetch, pieces, error)
-        self._unuse(fetching.entry)
+        self._unuse([fetching.entry])
 
     def _tell(
         self,

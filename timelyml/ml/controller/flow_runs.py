@@ -163,7 +163,7 @@ class FlowRun:
                     self.drop(kept)
             if number in self._own:
                 self._own.discard(number)
-                self._buffers.unuse(self.record.held.pop(number))
+                self._buffers.unuse([self.record.held.pop(number)])
 
     def use(self, frame: Frame, names: Sequence[Var]) -> None:
         """Count down what a step has taken."""
@@ -389,7 +389,7 @@ class FlowRun:
         """Make a buffer known that is the flow's own."""
         entry = self._buffers.add(NOBODY, buffer, producer)
         self._buffers.directory.charge(entry, self.record.client)
-        self._buffers.directory.use(entry)
+        self._buffers.directory.use([entry])
         self.record.held[buffer.number] = entry
         self._own.add(buffer.number)
         return entry

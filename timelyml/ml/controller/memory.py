@@ -5,7 +5,7 @@ The ledger decides; this carries its word to hosts and to those who asked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from timelyml.ml.controller.records import Outbox, SliceRecord
@@ -105,10 +105,11 @@ class Memory:
         """Forget a slice on which nothing is; what it reserved is there for others."""
         self._follow(self.ledger.unplace(slice_.name))
 
-    def free(self, number: int) -> None:
-        """Let a buffer go that nobody can ask for."""
-        self._spilling.pop(number, None)
-        self._follow(self.ledger.free(number))
+    def free(self, numbers: Sequence[int]) -> None:
+        """Let buffers go that nobody can ask for."""
+        for number in numbers if self._spilling else ():
+            self._spilling.pop(number, None)
+        self._follow(self.ledger.free(numbers))
 
     def spilled(self, host: int, numbers: Iterable[int]) -> None:
         """Take a host's word that it has copies of buffers, and nothing on devices."""

@@ -164,18 +164,24 @@ class Directory:
         entry.charged = client
         self._count(entry, [client], 1)
 
-    def use(self, entry: Entry, *, is_exported: bool = False) -> None:
-        """Keep a buffer until `unuse`."""
-        entry.num_uses += 1
-        entry.num_exports += is_exported
+    def use(self, entries: Iterable[Entry], *, is_exported: bool = False) -> None:
+        """Keep buffers until `unuse`."""
+        for entry in entries:
+            entry.num_uses += 1
+            if is_exported:
+                entry.num_exports += 1
 
     def unuse(
-        self, entry: Entry, *, is_exported: bool = False
+        self, entries: Iterable[Entry], *, is_exported: bool = False
     ) -> list[DirectoryEffect]:
-        """Take note that something that used a buffer is over."""
-        entry.num_uses -= 1
-        entry.num_exports -= is_exported
-        return self._deleted(entry)
+        """Take note that something that used buffers is over."""
+        found: list[DirectoryEffect] = []
+        for entry in entries:
+            entry.num_uses -= 1
+            if is_exported:
+                entry.num_exports -= 1
+            self._delete_if_unwanted(entry, found)
+        return found
 
     def may_donate(self, client: int, entry: Entry) -> bool:
         """Whether a call of this client may take a buffer's memory without a copy.
@@ -185,16 +191,14 @@ class Directory:
         is_shared = entry.names or entry.num_exports
         return not is_shared and entry.holders.keys() <= {client}
 
-    def give_up(self, client: int, number: int) -> list[DirectoryEffect]:
-        """Let a client hold a buffer no longer, however often it was given it."""
-        entry = self._entries.get(number)
-        if entry is None or client not in entry.holders:
-            return []
-        del entry.holders[client]
-        entry.waiters.discard(client)
-        self._by_client[client].discard(number)
-        self._count(entry, [client], -1)
-        return self._deleted(entry)
+    def give_up(self, client: int, numbers: Iterable[int]) -> list[DirectoryEffect]:
+        """Let a client hold buffers no longer, however often it was given them."""
+        found: list[DirectoryEffect] = []
+        for number in numbers:
+            entry = self._entries.get(number)
+            if entry is not None and client in entry.holders:
+                self._give_up(client, entry, found)
+        return found
 
     def drop(self, client: int, numbers: Iterable[int]) -> list[DirectoryEffect]:
         """Take note that a client lets buffers go, each once."""
@@ -206,13 +210,12 @@ class Directory:
             if entry.holders[client] > 1:
                 entry.holders[client] -= 1
             else:
-                found += self.give_up(client, number)
+                self._give_up(client, entry, found)
         return found
 
     def leave(self, client: int) -> list[DirectoryEffect]:
         """Drop all that a client that is gone still held."""
-        numbers = sorted(self._by_client.get(client, ()))
-        found = [each for number in numbers for each in self.give_up(client, number)]
+        found = self.give_up(client, sorted(self._by_client.get(client, ())))
         for entry in self._entries.values():
             if entry.charged == client:
                 entry.charged = NOBODY  # its calls come to their end by themselves
@@ -318,7 +321,7 @@ class Directory:
         for number in dict.fromkeys(numbers):
             entry = self._entries[number]
             entry.names.discard(name)
-            found += self._deleted(entry)
+            self._delete_if_unwanted(entry, found)
         return found
 
     def replace(self, buffer: Buffer) -> None:
@@ -341,6 +344,14 @@ class Directory:
         """Return all buffers there are, oldest first."""
         return list(self._entries.values())
 
+    def _give_up(self, client: int, entry: Entry, found: list[DirectoryEffect]) -> None:
+        del entry.holders[client]
+        if entry.waiters:
+            entry.waiters.discard(client)
+        self._by_client[client].discard(entry.buffer.number)
+        self._count(entry, [client], -1)
+        self._delete_if_unwanted(entry, found)
+
     def _set_failed(self, entry: Entry, error: bytes) -> None:
         self._count(entry, entry.holders, -1)
         self._uncharge(entry)
@@ -362,13 +373,13 @@ class Directory:
         waiters, entry.waiters = sorted(entry.waiters), set()
         return [Known(client, entry.buffer.number, entry.error) for client in waiters]
 
-    def _deleted(self, entry: Entry) -> list[DirectoryEffect]:
+    def _delete_if_unwanted(self, entry: Entry, found: list[DirectoryEffect]) -> None:
         if entry.num_uses or entry.holders or entry.names:
-            return []
+            return
         if self._entries.pop(entry.buffer.number, None) is None:
-            return []
+            return
         self._uncharge(entry)
-        return [new_tuple(Delete, (entry.buffer,))]
+        found.append(new_tuple(Delete, (entry.buffer,)))
 
 
 def unknown_name(name: str, published: Iterable[str]) -> HandleError:

@@ -206,13 +206,14 @@ class Ledger:
         self._live.spilled(live)
         return self._serve()
 
-    def free(self, number: int) -> list[LedgerEffect]:
-        """Let a buffer go that nobody can ask for any more, once no program uses it."""
-        if (live := self._live.get(number)) is None:
-            self._live.forget(number)
-            return []
-        live.is_freed = True
-        self._forget_if_over(live)
+    def free(self, numbers: Iterable[int]) -> list[LedgerEffect]:
+        """Let buffers go that nobody can ask for any more, once no program uses them."""
+        for number in numbers:
+            if (live := self._live.get(number)) is None:
+                self._live.forget(number)
+                continue
+            live.is_freed = True
+            self._forget_if_over(live)
         return self._serve()
 
     def count(self, number: int, label: Label) -> None:
