@@ -13,7 +13,7 @@ ME, YOU = 1, 2
 
 def promised(directory, client=ME, count=1):
     made = buffer(count + 1000 * client, 8, "slice")
-    directory.promise(client, made)
+    directory.promise(client, [made])
     return made.number
 
 
@@ -191,7 +191,7 @@ def test_all_of_a_client_goes_with_it():
 def test_what_only_a_call_needs_has_no_holder():
     directory = Directory()
     made = buffer(5, 8, "slice")
-    entry = directory.promise(NOBODY, made, "call 7")
+    (entry,) = directory.promise(NOBODY, [made], "call 7")
     directory.use([entry])
     assert (entry.owner, entry.producer, entry.num_references) == (NOBODY, "call 7", 1)
     assert deleted(directory.unuse([entry])) == [made.number]
@@ -200,9 +200,7 @@ def test_what_only_a_call_needs_has_no_holder():
 def test_what_a_call_holds_between_its_parts_is_charged_to_its_client():
     directory = Directory()
     held, failed, left = (buffer(count, 8, "slice") for count in (5, 6, 7))
-    entries = [
-        directory.promise(NOBODY, each, "call 7") for each in (held, failed, left)
-    ]
+    entries = directory.promise(NOBODY, (held, failed, left), "call 7")
     for entry in entries:
         directory.use([entry])
         directory.charge(entry, ME)

@@ -100,7 +100,7 @@ class Buffers:
         except AdmissionError as error:
             self._outbox.tell(client, Failed(0, (put.buffer,), pack_error(error)))
             return
-        entry = self.add(client, buffer)
+        (entry,) = self.add(client, [buffer])
         self.directory.use([entry])  # until it is there
         refuse = partial(self._refuse_put, entry)
         if slice_.error is not None:
@@ -152,19 +152,22 @@ class Buffers:
         self.fail(entry, error)
         self.unuse([entry])
 
-    def add(self, client: int, buffer: Buffer, producer: str | None = None) -> Entry:
-        """Make a buffer known that a client will have; of `NOBODY`, that a call will."""
-        entry = self.directory.promise(client, buffer, producer)
-        slice_ = self._slices.get(buffer.placement)
-        if slice_ is not None:
-            slice_.num_buffers += 1
-        return entry
+    def add(
+        self, client: int, buffers: Iterable[Buffer], producer: str | None = None
+    ) -> list[Entry]:
+        """Make buffers known that a client will have; of `NOBODY`, that a call will."""
+        made = self.directory.promise(client, buffers, producer)
+        for entry in made:
+            slice_ = self._slices.get(entry.buffer.placement)
+            if slice_ is not None:
+                slice_.num_buffers += 1
+        return made
 
     def transfer(self, source: Entry, slice_: SliceRecord, spec: Spec) -> Entry:
         """Have a buffer that is like another, but lies elsewhere or otherwise."""
         (number,), array_type = self.numbers(1), source.buffer.type
         buffer = slice_.new_buffer(number, array_type, spec, "moved")
-        target = self.add(NOBODY, buffer, source.producer)
+        (target,) = self.add(NOBODY, [buffer], source.producer)
         self._sources[number] = source
         held = self._held(source.buffer)
         parts: dict[tuple[int, int], list[Any]] = {}
@@ -198,8 +201,8 @@ class Buffers:
         error: bytes,
     ) -> None:
         """Fail the results of work that does not even begin."""
-        for buffer in outputs:
-            self.fail(self.add(client, buffer), error)
+        for entry in self.add(client, outputs):
+            self.fail(entry, error)
         self.follow(self.directory.give_up(client, given))
         self._outbox.tell(client, Failed(1, outs, error))
 

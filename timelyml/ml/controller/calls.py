@@ -16,12 +16,12 @@ from timelyml.ml.controller.claims import (
 from timelyml.ml.controller.code import Code
 from timelyml.ml.controller.dispatching import Dispatch
 from timelyml.ml.controller.messages import Call
-from timelyml.ml.controller.records import Outbox, SliceRecord
+from timelyml.ml.controller.records import Outbox, SliceRecord, label_of
 from timelyml.ml.controller.work import CallRecord
 from timelyml.ml.functions import Computation
 from timelyml.ml.hosts import NO_NEEDS, Done, Prepare
 from timelyml.ml.scheduling import GangKey, Grant, PlacedGang, SpreadGraph
-from timelyml.ml.store import Buffer, Claim, Entry
+from timelyml.ml.store import Buffer, Claim
 from timelyml.progress import new_tuple
 from timelyml.runtime.failure import pack_error
 
@@ -93,18 +93,18 @@ class Calls:
     def prepare(self, work: CallRecord) -> None:
         """Move what a call takes from elsewhere, and let hosts prepare it."""
         slice_ = self._slices[work.slice]
-        placed: list[Entry] = []
-        for position, entry in enumerate(work.args):
-            if work.is_placed[position]:
-                placed.append(entry)
-                continue
-            spec = work.computation.in_specs[position]
-            placed.append(self._buffers.transfer(entry, slice_, spec))
-            self._buffers.directory.use([placed[-1]])
-            work.uses.append(placed[-1])
+        placed = work.args
+        if work.exported:
+            placed = list(placed)
+            for position, entry in enumerate(work.args):
+                if not work.is_placed[position]:
+                    spec = work.computation.in_specs[position]
+                    placed[position] = self._buffers.transfer(entry, slice_, spec)
+                    self._buffers.directory.use([placed[position]])
+                    work.uses.append(placed[position])
         fields = (
             new_tuple(GangKey, (work.program, 0, 0)), work.computation.identity,
-            work.slice, tuple([each.buffer.number for each in placed]), work.copied,
+            work.slice, tuple([each.number for each in placed]), work.copied,
             work.outs,
         )  # fmt: skip
         prepare: Prepare = new_tuple(Prepare, fields)
@@ -220,18 +220,16 @@ class Calls:
 
     def _outputs(self, message: Call, computation: Computation) -> list[Buffer]:
         slice_ = self._slices.get(message.slice)
+        if slice_ is not None:
+            return slice_.new_results(message.outs, computation)
         results = zip(
             message.outs, computation.out_types, computation.out_specs, strict=False
         )
-        found: list[Buffer] = []
-        for position, (out, array_type, spec) in enumerate(results):
-            label = f"output {position} of {computation.name}"
-            if slice_ is None:
-                buffer = Buffer(out, message.slice, array_type, spec, 0, 0, label)
-            else:
-                buffer = slice_.new_buffer(out, array_type, spec, label)
-            found.append(buffer)
-        return found
+        where = message.slice
+        return [
+            Buffer(out, where, array_type, spec, 0, 0, label_of(position, computation))
+            for position, (out, array_type, spec) in enumerate(results)
+        ]
 
     def _refuse(self, client: int, message: Call, error: bytes) -> None:
         computation = self._code.get(message.computation)

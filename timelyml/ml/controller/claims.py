@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from timelyml.ml.controller.readers import Readers
 from timelyml.ml.controller.records import SliceRecord
 from timelyml.ml.controller.work import CallRecord, Work
 from timelyml.ml.functions import Computation, MemoryNeeds
@@ -79,12 +78,12 @@ def claim_of(call: CallRecord, slice_: SliceRecord, needs: MemoryNeeds) -> Claim
     moved: tuple[int, ...] = ()
     if call.exported:
         pairs = zip(call.args, call.is_placed, strict=True)
-        placed = {entry.buffer.number for entry, is_placed in pairs if is_placed}
-        moved = tuple({entry.buffer.number for entry in call.exported} - placed)
+        placed = {entry.number for entry, is_placed in pairs if is_placed}
+        moved = tuple({entry.number for entry in call.exported} - placed)
     fields = (
         call.client,
         call.program,
-        tuple([entry.buffer.number for entry in call.uses]),
+        tuple([entry.number for entry in call.uses]),
         call.taken,
         outputs,
         {call.slice: max(0, total - sum([each.size_bytes for each in outputs]))},
@@ -114,26 +113,24 @@ def waits_of(work: Work, works: Mapping[str, Work]) -> list[Work]:
     ]
 
 
-def work_before(work: Work, works: Mapping[str, Work], readers: Readers) -> list[Work]:
+def work_before(work: Work, works: Mapping[str, Work]) -> list[Work]:
     """Return the work that makes what other work takes, or reads what it destroys.
 
     And what is known to come before it already, as it was declared to.
     """
-    found: dict[str, Work] = {}
-    for each in work.before:
-        if each.program in works:
-            found[each.program] = each
-    for entry in work.args:
-        producer = None if entry.producer is None else works.get(entry.producer)
-        if producer is not None:
-            found[producer.program] = producer
-    for number in work.taken:
-        for each in readers.of(number):
-            found[each.program] = each
+    names = [each.program for each in work.before]
+    names += [each.producer for each in work.args if each.producer is not None]
+    if read := [each for each in work.args if each.readers is not None]:
+        taken = set(work.taken)
+        names += [
+            x for each in read if each.number in taken for x in each.readers or ()
+        ]
+    found = [works.get(name) for name in dict.fromkeys(names)]
+    parent = work.parent
     return [
         each
-        for each in found.values()
-        if not each.is_ordered and each is not work.parent
+        for each in found
+        if each is not None and not each.is_ordered and each is not parent
     ]
 
 

@@ -23,7 +23,7 @@ from timelyml.ml.controller.clients import Clients
 from timelyml.ml.controller.code import Code
 from timelyml.ml.controller.deadlines import Deadlines
 from timelyml.ml.controller.outcomes import Outcomes
-from timelyml.ml.controller.readers import Readers
+from timelyml.ml.controller.readers import begin_reading, end_reading
 from timelyml.ml.controller.records import Outbox, SliceRecord
 from timelyml.ml.controller.turns import InTurn
 from timelyml.ml.controller.usage import DeviceTime
@@ -78,7 +78,6 @@ class Dispatch:
         self._outcomes = Outcomes(slices, buffers, self.clients, outbox)
         self._unknown = Awaited()  # what has to be known to ask for memory
         self._unsettled = Awaited()  # work that made arguments and is not over
-        self._readers = Readers()
         self._barriers = Barriers(slices, buffers.held)
         self.num_moves = 0  # counted up before a slice stands elsewhere
         self._turns = InTurn()
@@ -109,14 +108,12 @@ class Dispatch:
         if work.parent is None:
             admission.check_call(work.client, outputs, work.given)
             admission.begin_call(work.client)
-        work.before = work_before(work, self._works, self._readers)
+        work.before = work_before(work, self._works)
         directory.use(work.uses)
         directory.use(work.exported, is_exported=True)
-        self._readers.add(work)
+        begin_reading(work)
         self._buffers.follow(directory.give_up(work.client, work.given))
-        work.results += [
-            self._buffers.add(work.client, buffer, work.program) for buffer in outputs
-        ]
+        work.results += self._buffers.add(work.client, outputs, work.program)
         directory.use(work.results)  # until they are there
         self._works[work.program] = work
         for name in work.slices:
@@ -233,9 +230,9 @@ class Dispatch:
     def _place_again(self, work: Work) -> bool:
         work.num_moves = self.num_moves
         before = work.exported
-        self._readers.remove(work)
+        end_reading(work)
         work.owner.place_again(work)
-        self._readers.add(work)
+        begin_reading(work)
         self._buffers.directory.use(work.exported, is_exported=True)
         self._buffers.unuse(before, is_exported=True)
         return self._unknown.wait(work.program, self._unmet(work))
@@ -297,11 +294,11 @@ class Dispatch:
             self._outbox.book(int(host)).tickets.append(ticket)
         if not work.is_ordered:
             return []
-        self._readers.remove(work)
+        end_reading(work)
         opened = self._open_dependants(work)
         if is_final_part(work):
             work.parent.is_ordered = True
-            self._readers.remove(work.parent)
+            end_reading(work.parent)
             opened += self._open_dependants(work.parent)
         return opened
 
@@ -331,11 +328,9 @@ class Dispatch:
             work.error = work.error or pack_error(
                 RunStoppedError(f"a call did not run; got it {outcome}; call it again")
             )
-        producers: list[str] = []
-        for entry in work.args:
-            is_pending = entry.state is BufferState.PENDING
-            if is_pending and entry.producer in self._works:
-                producers.append(entry.producer or "")
+        pending = BufferState.PENDING
+        waited_for = [each.producer for each in work.args if each.state is pending]
+        producers = [x for x in waited_for if x is not None and x in self._works]
         is_clear = work.error is not None and not (work.is_apart and work.is_begun)
         if is_clear or self._unsettled.wait(work.program, producers):
             self.settle(work)
@@ -365,7 +360,7 @@ class Dispatch:
             if not work.is_ordered:
                 work.owner.forget(work)
         if not work.is_ordered:
-            self._readers.remove(work)
+            end_reading(work)
         if work.exported:
             self._buffers.unuse(work.exported, is_exported=True)
         self._buffers.unuse([*work.uses, *work.results])

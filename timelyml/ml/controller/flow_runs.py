@@ -387,7 +387,7 @@ class FlowRun:
 
     def _add(self, buffer: Buffer, producer: str | None = None) -> Entry:
         """Make a buffer known that is the flow's own."""
-        entry = self._buffers.add(NOBODY, buffer, producer)
+        (entry,) = self._buffers.add(NOBODY, [buffer], producer)
         self._buffers.directory.charge(entry, self.record.client)
         self._buffers.directory.use([entry])
         self.record.held[buffer.number] = entry

@@ -38,10 +38,11 @@ class Outcomes:
         """Settle what work made; return what of it is there, and the other errors."""
         errors: Mapping[int, bytes] = work.owner.output_errors(work)
         good: list[int] = []
+        failed = BufferState.FAILED
         for entry in work.results:
-            if entry.state is BufferState.FAILED:
+            if entry.state is failed:
                 continue  # lost with its island, as its client has heard
-            if (out := entry.buffer.number) in errors:
+            if (out := entry.number) in errors:
                 self._buffers.fail(entry, errors[out])
             else:
                 good.append(out)

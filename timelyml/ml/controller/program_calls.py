@@ -137,14 +137,14 @@ class ProgramRecord:
     @property
     def given(self) -> tuple[int, ...]:
         """Buffers that its client gives away to it."""
-        return tuple([self.args[each].buffer.number for each in self.known.given])
+        return tuple([self.args[each].number for each in self.known.given])
 
     @property
     def taken(self) -> tuple[int, ...]:
         """Buffers whose memory it takes where they are."""
         return tuple(
             [
-                self.args[number].buffer.number
+                self.args[number].number
                 for number in self.known.destroyed
                 if number not in self.copied and number not in self.cut.sent
             ]

@@ -142,7 +142,7 @@ class Programs:
         return Claim(
             work.client,
             work.program,
-            tuple([entry.buffer.number for entry in work.uses]),
+            tuple([entry.number for entry in work.uses]),
             work.taken,
             tuple([entry.buffer for entry in work.results]),
             {name: size + copied.get(name, 0) for name, size in scratch.items()},
@@ -151,7 +151,7 @@ class Programs:
 
     def prepare(self, work: ProgramRecord) -> None:
         """Let hosts prepare all blocks of a call, unless it is sequential."""
-        inputs = tuple([entry.buffer.number for entry in work.args])
+        inputs = tuple([entry.number for entry in work.args])
         failed = tuple(
             (number, entry.error)
             for number, entry in enumerate(work.args)

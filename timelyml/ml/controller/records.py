@@ -9,7 +9,13 @@ from typing import Any, TypeAlias
 
 from timelyml.exchange import Lane
 from timelyml.ml.controller.messages import Finished
-from timelyml.ml.functions import ArrayType, LogicalMesh, MemoryNeeds, Spec
+from timelyml.ml.functions import (
+    ArrayType,
+    Computation,
+    LogicalMesh,
+    MemoryNeeds,
+    Spec,
+)
 from timelyml.ml.functions.specs import num_pieces
 from timelyml.ml.hosts import (
     NO_NEEDS,
@@ -86,6 +92,8 @@ class SliceRecord:
     is_leaving: bool = False
     is_abandoned: bool = False
     _shares: dict[tuple[Spec, int], tuple[int, int]] = field(default_factory=dict)
+    # Of what calls of each computation make, all fields of buffers but the number.
+    _results: dict[str, list[tuple[Any, ...]]] = field(default_factory=dict)
     _hosts: tuple[object, tuple[int, ...]] = (None, ())  # of which devices
 
     def __post_init__(self) -> None:
@@ -99,6 +107,7 @@ class SliceRecord:
         self.num_remaps += 1
         self.is_closed = self.is_leaving = self.is_abandoned = False
         self._shares.clear()
+        self._results.clear()
 
     @property
     def device_names(self) -> tuple[str, ...]:
@@ -149,6 +158,20 @@ class SliceRecord:
         buffer: Buffer = new_tuple(Buffer, fields)
         return buffer
 
+    def new_results(
+        self, numbers: Iterable[int], computation: Computation
+    ) -> list[Buffer]:
+        """Return the buffers that a call of a computation makes here."""
+        known = self._results.get(computation.identity)
+        if known is None:
+            results = zip(computation.out_types, computation.out_specs, strict=True)
+            known = self._results[computation.identity] = [
+                tuple(self.new_buffer(0, *of, label_of(position, computation))[1:])
+                for position, of in enumerate(results)
+            ]
+        pairs = zip(numbers, known, strict=False)
+        return [new_tuple(Buffer, (number, *fields)) for number, fields in pairs]
+
     def _share(self, spec: Spec, num_dims: int) -> tuple[int, int]:
         """Return into how many pieces an array is cut, and the most that a host has."""
         found = self._shares.get((spec, num_dims))
@@ -160,6 +183,11 @@ class SliceRecord:
             found = math.prod(counts), max(map(len, by_host.values()))
             self._shares[spec, num_dims] = found
         return found
+
+
+def label_of(position: int, computation: Computation) -> str:
+    """Return what people call a result of a computation."""
+    return f"output {position} of {computation.name}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -282,7 +282,7 @@ class CallRecord:
     def given(self) -> tuple[int, ...]:
         """Buffers that are donated."""
         donated = self.computation.donated
-        return tuple([self.args[each].buffer.number for each in donated])
+        return tuple([self.args[each].number for each in donated])
 
     @property
     def parent(self) -> None:
@@ -317,7 +317,7 @@ class CallRecord:
         """Buffers whose memory it takes where they are."""
         return tuple(
             [
-                self.args[position].buffer.number
+                self.args[position].number
                 for position in self.computation.donated
                 if self.is_placed[position] and position not in self.copied
             ]

@@ -1,6 +1,7 @@
 """The object store's decisions: who holds which buffer, and who gets memory when."""
 
-from timelyml.ml.store.directory import NOBODY, Directory, Entry
+from timelyml.ml.store.directory import Directory
+from timelyml.ml.store.entries import NOBODY, Entry
 from timelyml.ml.store.gauges import Gauge, Label
 from timelyml.ml.store.ledger import Ledger
 from timelyml.ml.store.values import (

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from timelyml.errors import HandleError
+from timelyml.ml.store.entries import NO_WAITERS, NOBODY, Entry
 from timelyml.ml.store.values import (
     Buffer,
     BufferState,
@@ -21,75 +22,6 @@ from timelyml.ml.store.values import (
 )
 from timelyml.progress import new_tuple
 
-NOBODY = 0
-"""The client of buffers that only a call needs; clients count from 1."""
-
-
-class Entry:
-    """A logical buffer and everybody who can ask for it.
-
-    Attributes:
-        client: Who made it; `NOBODY` of those that only a call needs.
-        producer: Name of the call that makes it.
-        error: Pickled, if it failed.
-        holders: How often each client was given it and has not let it go.
-        names: Those under which it is published.
-        num_uses: Calls under way that make or take it, and fetches of it.
-        num_exports: Those of them that read it on the host, at a time of their own.
-        waiters: Clients that are to hear when it is there.
-        charged: The client whose call holds it between its parts, if one does.
-    """
-
-    __slots__ = (
-        "buffer",
-        "charged",
-        "client",
-        "error",
-        "holders",
-        "names",
-        "num_exports",
-        "num_uses",
-        "producer",
-        "state",
-        "waiters",
-    )
-
-    def __init__(self, buffer: Buffer, client: int, producer: str | None) -> None:
-        self.buffer = buffer
-        self.client = client
-        self.producer = producer
-        self.state = BufferState.PENDING
-        self.error: bytes | None = None
-        self.holders: dict[int, int] = {}
-        self.names: set[str] = set()
-        self.num_uses = 0
-        self.num_exports = 0
-        self.waiters: set[int] = set()
-        self.charged = NOBODY
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether anybody may still ask for it."""
-        return bool(self.num_uses or self.holders or self.names)
-
-    @property
-    def num_references(self) -> int:
-        """Handles, names, calls and fetches that keep it."""
-        return sum(self.holders.values()) + len(self.names) + self.num_uses
-
-    @property
-    def owner(self) -> int:
-        """The client that it is charged to; `NOBODY` once it belongs to a name or a call.
-
-        That is its maker, or who opened it first of those that still hold it, or whose
-        loop does.
-        """
-        if self.names:
-            return NOBODY
-        if not self.holders:
-            return self.charged
-        return self.client if self.client in self.holders else next(iter(self.holders))
-
 
 class Directory:
     """All logical buffers of all clients.
@@ -97,7 +29,7 @@ class Directory:
     >>> from timelyml.ml.functions import ArrayType
     >>> directory = Directory()
     >>> of = ArrayType((100,), "float32", 4)
-    >>> entry = directory.promise(1, Buffer(7, "slice", of, (), 400, 400))
+    >>> _ = directory.promise(1, [Buffer(7, "slice", of, (), 400, 400)])
     >>> directory.ready([7])
     []
     >>> [effect.buffer.number for effect in directory.leave(1)]
@@ -138,26 +70,33 @@ class Directory:
         return entry
 
     def promise(
-        self, client: int, buffer: Buffer, producer: str | None = None
-    ) -> Entry:
-        """Make a buffer known that a client will have; of `NOBODY`, that a call will.
+        self, client: int, buffers: Iterable[Buffer], producer: str | None = None
+    ) -> list[Entry]:
+        """Make buffers known that a client will have; of `NOBODY`, that a call will.
 
         Raises:
-            HandleError: The number is taken.
+            HandleError: A number is taken.
         """
-        number = buffer.number
-        if number in self._entries:
-            raise HandleError(
-                f"buffer {buffer.name} is there already; got it again; expected a new "
-                f"number; count numbers up",
-                buffer=number,
-            )
-        entry = self._entries[number] = Entry(buffer, client, producer)
-        if client != NOBODY:
-            entry.holders[client] = 1
-            self._by_client.setdefault(client, set()).add(number)
-            self._count(entry, [client], 1)
-        return entry
+        made: list[Entry] = []
+        entries = self._entries
+        for buffer in buffers:
+            number = buffer.number
+            if number in entries:
+                raise HandleError(
+                    f"buffer {buffer.name} is there already; got it again; expected a "
+                    f"new number; count numbers up",
+                    buffer=number,
+                )
+            entry = entries[number] = Entry(buffer, client, producer)
+            made.append(entry)
+        if client != NOBODY and made:
+            for entry in made:
+                entry.holders[client] = 1
+            held = self._by_client.setdefault(client, set())
+            held.update([entry.number for entry in made])
+            size_bytes = sum([entry.buffer.type.size_bytes for entry in made])
+            self._held_bytes[client] += size_bytes
+        return made
 
     def charge(self, entry: Entry, client: int) -> None:
         """Charge a client for a buffer that a call of its holds between its parts."""
@@ -226,11 +165,13 @@ class Directory:
     def ready(self, numbers: Iterable[int]) -> list[DirectoryEffect]:
         """Take note that buffers have their values."""
         found: list[DirectoryEffect] = []
+        pending, ready = BufferState.PENDING, BufferState.READY
         for number in numbers:
             entry = self._entries.get(number)
-            if entry is not None and entry.state is BufferState.PENDING:
-                entry.state = BufferState.READY
-                found += self._tell(entry)
+            if entry is not None and entry.state is pending:
+                entry.state = ready
+                if entry.waiters:
+                    found += self._tell(entry)
         return found
 
     def fail(self, numbers: Iterable[int], error: bytes) -> list[DirectoryEffect]:
@@ -249,7 +190,7 @@ class Directory:
         if entry is None or entry.state is BufferState.FAILED:
             return []
         self._set_failed(entry, error)
-        entry.waiters.update(entry.holders)
+        entry.waiters |= entry.holders.keys()
         return self._tell(entry)
 
     def wait(self, client: int, number: int) -> list[DirectoryEffect]:
@@ -259,7 +200,7 @@ class Directory:
             HandleError: The client does not hold it.
         """
         entry = self.readable(client, number)
-        entry.waiters.add(client)
+        entry.waiters |= {client}
         return [] if entry.state is BufferState.PENDING else self._tell(entry)
 
     def publish(
@@ -284,7 +225,7 @@ class Directory:
             )
         entries = [self.readable(client, number) for number in numbers]
         for entry in entries:
-            entry.names.add(name)
+            entry.names |= {name}
         self._published[name] = (tuple(numbers), structure)
 
     def is_published(self, name: str) -> bool:
@@ -320,7 +261,7 @@ class Directory:
         found: list[DirectoryEffect] = []
         for number in dict.fromkeys(numbers):
             entry = self._entries[number]
-            entry.names.discard(name)
+            entry.names -= {name}
             self._delete_if_unwanted(entry, found)
         return found
 
@@ -347,8 +288,8 @@ class Directory:
     def _give_up(self, client: int, entry: Entry, found: list[DirectoryEffect]) -> None:
         del entry.holders[client]
         if entry.waiters:
-            entry.waiters.discard(client)
-        self._by_client[client].discard(entry.buffer.number)
+            entry.waiters -= {client}
+        self._by_client[client].discard(entry.number)
         self._count(entry, [client], -1)
         self._delete_if_unwanted(entry, found)
 
@@ -370,13 +311,13 @@ class Directory:
     def _tell(self, entry: Entry) -> list[DirectoryEffect]:
         if not entry.waiters:
             return []
-        waiters, entry.waiters = sorted(entry.waiters), set()
-        return [Known(client, entry.buffer.number, entry.error) for client in waiters]
+        waiters, entry.waiters = sorted(entry.waiters), NO_WAITERS
+        return [Known(client, entry.number, entry.error) for client in waiters]
 
     def _delete_if_unwanted(self, entry: Entry, found: list[DirectoryEffect]) -> None:
         if entry.num_uses or entry.holders or entry.names:
             return
-        if self._entries.pop(entry.buffer.number, None) is None:
+        if self._entries.pop(entry.number, None) is None:
             return
         self._uncharge(entry)
         found.append(new_tuple(Delete, (entry.buffer,)))

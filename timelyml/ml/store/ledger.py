@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from timelyml.errors import InvariantError, MemoryLimitError
 from timelyml.ml.store.gauges import Label
-from timelyml.ml.store.live import Live, LiveBuffers
+from timelyml.ml.store.live import LiveBuffers
 from timelyml.ml.store.refusals import no_room_on_hosts, too_large
 from timelyml.ml.store.room import make_room
 from timelyml.ml.store.values import (
@@ -175,8 +175,7 @@ class Ledger:
         fits = fits and self._live.are_settled(claim.arguments)
         if not fits and (error := self._impossible(claim)):
             return [Refuse(claim.program, error)]
-        for output in claim.outputs:
-            self._live.promise(output)
+        self._live.promise(claim.outputs)
         if fits:
             return self._admit(claim, frozenset(needs))
         self._waiting[claim.program] = _Placed(claim, frozenset(needs))
@@ -208,12 +207,7 @@ class Ledger:
 
     def free(self, numbers: Iterable[int]) -> list[LedgerEffect]:
         """Let buffers go that nobody can ask for any more, once no program uses them."""
-        for number in numbers:
-            if (live := self._live.get(number)) is None:
-                self._live.forget(number)
-                continue
-            live.is_freed = True
-            self._forget_if_over(live)
+        self._live.forget(self._live.free(numbers))
         return self._serve()
 
     def count(self, number: int, label: Label) -> None:
@@ -297,24 +291,9 @@ class Ledger:
         return {x for each in placements for x in self._live.devices.groups_of(each)}
 
     def _admit(self, claim: Claim, placements: frozenset[str]) -> list[LedgerEffect]:
-        returns: list[Buffer] = []
-        for number in claim.arguments:
-            live = self._live.get(number)
-            if live is None:
-                continue
-            self._live.touch(live)
-            live.num_users += 1
-            is_read_there = live.is_on_host and number in claim.exported
-            if not (live.is_on_device or is_read_there):
-                returns.append(live.buffer)
-                self._live.enter_devices(live)
-        for number in claim.donated:
-            self._live.forget(number)
-        for output in claim.outputs:
-            made = self._live.get(output.number)
-            if made is not None:
-                made.num_users += 1
-                self._live.enter_devices(made)
+        returns = self._live.take(claim)
+        self._live.forget(claim.donated)
+        self._live.make(claim)
         self._count_scratch(claim, 1)
         self._running[claim.program] = new_tuple(_Placed, (claim, placements))
         return [new_tuple(Admit, (claim.program, tuple(returns)))]
@@ -325,26 +304,16 @@ class Ledger:
             return
         claim = placed.claim
         self._count_scratch(claim, -1)
-        for number in claim.arguments:
-            if live := self._live.get(number):
-                live.num_users -= 1
-                self._forget_if_over(live)
-        for output in claim.outputs:
-            if has_failed:
-                self._live.forget(output.number)  # whoever waits to read it will hear
-            elif live := self._live.get(output.number):
-                live.num_users -= 1
-                self._live.made(live)
-                self._forget_if_over(live)
+        self._live.forget(self._live.leave(claim.arguments))
+        made = [each.number for each in claim.outputs]
+        # Of what failed, whoever waits to read it will hear.
+        self._live.forget(made if has_failed else self._live.made(made))
 
     def _drop(self, program: str) -> None:
         claim = self._waiting.pop(program).claim
         self._count_waiting(claim, -1)
-        for output in claim.outputs:
-            self._live.forget(output.number)
-        for number in claim.arguments:
-            if live := self._live.get(number):
-                self._forget_if_over(live)
+        self._live.forget([each.number for each in claim.outputs])
+        self._live.forget(self._live.over(claim.arguments))
 
     def _evict(self) -> list[LedgerEffect]:
         """Spill what is idle on placements that are held."""
@@ -395,7 +364,3 @@ class Ledger:
         for number in (*claim.arguments, *(each.number for each in claim.outputs)):
             if live := self._live.get(number):
                 live.num_waiting += change
-
-    def _forget_if_over(self, live: Live) -> None:
-        if live.is_freed and not live.num_users and not live.num_waiting:
-            self._live.forget(live.buffer.number)

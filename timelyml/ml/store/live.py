@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from timelyml.ml.store.accounts import MemoryAccounts
 from timelyml.ml.store.gauges import Label
@@ -88,15 +88,12 @@ class LiveBuffers:
         """Return a buffer, if it is there or promised."""
         return self._live.get(number)
 
-    def promise(self, buffer: Buffer) -> None:
-        """Make a buffer known that a program will make."""
-        live = self._live[buffer.number] = Live(buffer)
-        if self._labels:
-            live.label = self._labels.pop(buffer.number, None)
-
-    def touch(self, live: Live) -> None:
-        """Make a buffer the one most recently used."""
-        self._live[live.buffer.number] = self._live.pop(live.buffer.number)
+    def promise(self, buffers: Iterable[Buffer]) -> None:
+        """Make buffers known that a program will make."""
+        for buffer in buffers:
+            live = self._live[buffer.number] = Live(buffer)
+            if self._labels:
+                live.label = self._labels.pop(buffer.number, None)
 
     def on(self, placement: str) -> list[Live]:
         """Return the buffers of a placement."""
@@ -140,19 +137,19 @@ class LiveBuffers:
         needs = dict(claim.scratch_bytes)
         for output in claim.outputs:
             needs[output.placement] = needs.get(output.placement, 0) + output.size_bytes
+        taken = set(claim.donated)
+        exported = claim.exported
         for number in claim.arguments:
             live = self._live.get(number)
             if live is None:
                 continue  # it was lost or never came, and the program will hear of it
-            if number in claim.exported and live.is_only_on_host:
+            if exported and live.is_only_on_host and number in exported:
                 continue
-            size = live.buffer.size_bytes
-            is_taken_over = number in claim.donated
-            missing = (0 if live.is_on_device else size) - (
-                size if is_taken_over else 0
-            )
-            placement = live.buffer.placement
-            needs[placement] = needs.get(placement, 0) + missing
+            buffer, missing = live.buffer, 0 if live.is_on_device else 1
+            if number in taken:
+                missing -= 1
+            placement = buffer.placement
+            needs[placement] = needs.get(placement, 0) + missing * buffer.size_bytes
         return needs
 
     def are_settled(self, numbers: Iterable[int]) -> bool:
@@ -163,20 +160,76 @@ class LiveBuffers:
                 return False
         return True
 
-    def enter_devices(self, live: Live) -> None:
-        """Count a buffer on its devices, and on hosts no longer."""
-        buffer = live.buffer
-        live.is_on_device = True
-        self.devices.add(buffer.placement, buffer.size_bytes)
-        if live.label is not None and live.is_made:
-            self._gauge(live.label, buffer)
-        self._leave_hosts(live)
+    def take(self, claim: Claim) -> list[Buffer]:
+        """Have a program use its arguments; return those that have to come back to it.
 
-    def made(self, live: Live) -> None:
-        """Take note that what makes a buffer is over; a gauge counts it from now on."""
-        live.is_made = True
-        if live.label is not None and live.is_on_device:
-            self._gauge(live.label, live.buffer)
+        They are the ones most recently used from now on.
+        """
+        used: list[Live] = []
+        for number in claim.arguments:
+            live = self._live.pop(number, None)
+            if live is not None:
+                self._live[number] = live
+                live.num_users += 1
+                used.append(live)
+        exported = claim.exported
+        returned = [
+            live
+            for live in used
+            if not live.is_on_device
+            and not (live.is_on_host and live.buffer.number in exported)
+        ]
+        self._enter_devices(returned)
+        return [live.buffer for live in returned]
+
+    def make(self, claim: Claim) -> None:
+        """Have a program make its outputs, which take memory from now on."""
+        found = [self._live.get(each.number) for each in claim.outputs]
+        made = [live for live in found if live is not None]
+        for live in made:
+            live.num_users += 1
+        self._enter_devices(made)
+
+    def leave(self, numbers: Iterable[int]) -> list[int]:
+        """Take note that a program uses buffers no longer; return those that are over."""
+        for number in numbers:
+            if (live := self._live.get(number)) is not None:
+                live.num_users -= 1
+        return self.over(numbers)
+
+    def made(self, numbers: Sequence[int]) -> list[int]:
+        """Take note that what makes buffers is over; return those that are over too.
+
+        Gauges count them from now on.
+        """
+        for number in numbers:
+            live = self._live.get(number)
+            if live is None:
+                continue
+            live.is_made = True
+            if live.label is not None and live.is_on_device:
+                self._gauge(live.label, live.buffer)
+        return self.leave(numbers)
+
+    def free(self, numbers: Iterable[int]) -> list[int]:
+        """Take note that nobody can ask for buffers any more; return what is over."""
+        over: list[int] = []
+        for number in numbers:
+            live = self._live.get(number)
+            if live is not None:
+                live.is_freed = True
+            if live is None or _is_over(live):
+                over.append(number)
+        return over
+
+    def over(self, numbers: Iterable[int]) -> list[int]:
+        """Return the buffers that nobody can ask for and no program uses."""
+        found: list[int] = []
+        for number in numbers:
+            live = self._live.get(number)
+            if live is not None and _is_over(live):
+                found.append(number)
+        return found
 
     def count(self, number: int, label: Label) -> None:
         """Have a gauge count a buffer, and no other gauge any more.
@@ -207,7 +260,7 @@ class LiveBuffers:
     def spilled(self, live: Live) -> None:
         """Count a buffer on its devices no longer, now that it is copied."""
         live.is_spilling = False
-        self._leave_devices(live)
+        self._leave_devices([live])
 
     def put_elsewhere(
         self, placement: str, devices: Iterable[str], hosts: Iterable[str]
@@ -237,29 +290,52 @@ class LiveBuffers:
         """Count a buffer on its devices no longer, and on hosts only if it is kept."""
         live = self._live[number]
         if not is_kept:
-            self.forget(number)
+            self.forget([number])
             return
         live.is_spilling = False
-        self._leave_devices(live)
+        self._leave_devices([live])
         if not live.is_on_host:
             live.is_on_host = True
             self.hosts.add(live.buffer.placement, live.buffer.host_bytes)
 
-    def forget(self, number: int) -> None:
-        """Count a buffer nowhere any more."""
-        live = self._live.pop(number, None)
-        if live is None:
-            self._labels.pop(number, None)
-        else:
-            self._leave_devices(live)
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Count buffers nowhere any more."""
+        found: list[Live] = []
+        for number in numbers:
+            live = self._live.pop(number, None)
+            if live is not None:
+                found.append(live)
+            elif self._labels:
+                self._labels.pop(number, None)
+        self._leave_devices(found)
+        for live in found:
             self._leave_hosts(live)
 
-    def _leave_devices(self, live: Live) -> None:
-        if live.is_on_device:
-            live.is_on_device = False
-            self.devices.add(live.buffer.placement, -live.buffer.size_bytes)
+    def _enter_devices(self, entering: Sequence[Live]) -> None:
+        """Count buffers on their devices, and on hosts no longer."""
+        sizes: dict[str, int] = {}
+        for live in entering:
+            buffer = live.buffer
+            sizes[buffer.placement] = sizes.get(buffer.placement, 0) + buffer.size_bytes
+            live.is_on_device = True
             if live.label is not None and live.is_made:
-                self._gauge(live.label, live.buffer, has_left=True)
+                self._gauge(live.label, buffer)
+            self._leave_hosts(live)
+        for placement, size_bytes in sizes.items():
+            self.devices.add(placement, size_bytes)
+
+    def _leave_devices(self, leaving: Sequence[Live]) -> None:
+        sizes: dict[str, int] = {}
+        for live in leaving:
+            if not live.is_on_device:
+                continue
+            live.is_on_device = False
+            buffer = live.buffer
+            sizes[buffer.placement] = sizes.get(buffer.placement, 0) + buffer.size_bytes
+            if live.label is not None and live.is_made:
+                self._gauge(live.label, buffer, has_left=True)
+        for placement, size_bytes in sizes.items():
+            self.devices.add(placement, -size_bytes)
 
     def _gauge(self, label: Label, buffer: Buffer, *, has_left: bool = False) -> None:
         change = label.gauge.leave if has_left else label.gauge.enter
@@ -269,3 +345,7 @@ class LiveBuffers:
         if live.is_on_host:
             live.is_on_host = False
             self.hosts.add(live.buffer.placement, -live.buffer.host_bytes)
+
+
+def _is_over(live: Live) -> bool:
+    return live.is_freed and not live.num_users and not live.num_waiting
