@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh
 from timelyml.errors import HandleError
 from timelyml.ml.client.ahead import Ahead
 from timelyml.ml.client.elements import as_sealed
-from timelyml.ml.client.handle import Handle
+from timelyml.ml.client.handle import Handle, check_all, give_away_all
 from timelyml.ml.client.inbox import Inbox
 from timelyml.ml.client.link import Link
 from timelyml.ml.client.programs import Programs
@@ -87,6 +87,8 @@ class Client:
         self._number, max_calls = link.connect(self._inbox.receive)
         self._inbox.max_unfinished_calls = min(max_unfinished_calls, max_calls)
         self._releases = Releases(link)  # has a thread, so not before it is let in
+        # Of each value that goes, so without a call of a method in between.
+        self.release, self.let_go = self._releases.add, self._inbox.forget
         self._ahead = Ahead(link, self._inbox, self._releases, self._programs.register)
         self.flush_calls = self._ahead.flush
         waits = Waits(self._ahead, self._inbox)
@@ -178,12 +180,16 @@ class Client:
             return handles
         self.register(computation, slice_)
         operands = [
-            self._operand(each, computation, position, slice_)
+            each
+            if type(each) is Handle
+            else self._operand(each, computation, position, slice_)
             for position, each in enumerate(call.operands)
         ]
-        for position in computation.donated:
-            if isinstance(call.operands[position], Handle):
-                operands[position].give_away(f"donated to {computation.name!r}")
+        check_all(operands)
+        if computation.donated:
+            given = [call.operands[position] for position in computation.donated]
+            fate = f"donated to {computation.name!r}"
+            give_away_all([each for each in given if isinstance(each, Handle)], fate)
         handles = self._results(computation, slice_)
         args = tuple([each.buffer for each in operands])
         outs = tuple([each.buffer for each in handles])
@@ -209,7 +215,7 @@ class Client:
     def new_handle(self, slice_: Slice, array_type: ArrayType, spec: Spec) -> Handle:
         """Return a handle of a value to come."""
         handle = Handle(self, next(self._buffers), slice_, array_type, spec)
-        self._inbox.add(handle)
+        self._inbox.add([handle])
         return handle
 
     def register(self, computation: Computation, slice_: Slice) -> None:
@@ -235,14 +241,6 @@ class Client:
     def cancel(self, tree: Any) -> None:
         """Drop what has not run of the calls that compute these handles; does not wait."""
         self.send(CancelCalls(numbers_of(tree)))
-
-    def release(self, buffer: int) -> None:
-        """Let go of a value; told to the controller together with others."""
-        self._releases.add(buffer)
-
-    def let_go(self, handle: Handle) -> None:
-        """Hear no news of a handle any more."""
-        self._inbox.forget(handle)
 
     def publish(self, name: str, tree: Any) -> None:
         """Share values with other clients, which `open` them by their name.
@@ -361,17 +359,16 @@ class Client:
 
     def _results(self, computation: Computation, slice_: Slice) -> list[Handle]:
         """Return a handle for each result of a call."""
-        types, specs = computation.out_types, computation.out_specs
-        return [
-            self.new_handle(slice_, types[position], specs[position])
-            for position in range(computation.num_results)
-        ]
+        numbers = itertools.islice(self._buffers, computation.num_results)
+        kinds = zip(numbers, computation.out_types, computation.out_specs, strict=False)
+        handles = [Handle(self, number, slice_, of, spec) for number, of, spec in kinds]
+        self._inbox.add(handles)
+        return handles
 
     def _operand(
         self, value: Any, computation: Computation, position: int, slice_: Slice
     ) -> Handle:
         if isinstance(value, Handle):
-            value.check()
             return value
         in_type, spec = computation.in_types[position], computation.in_specs[position]
         return self.put_array(value, slice_, in_type, spec)

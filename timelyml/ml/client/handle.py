@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any, Protocol
 
 import jax
@@ -49,6 +49,7 @@ class Handle:
     If the computation failed, the elements raise its error.
 
     Attributes:
+        client: Whose it is.
         buffer: Its number.
         slice: Where it lies.
         type: Its shape and element type.
@@ -58,7 +59,7 @@ class Handle:
     """
 
     __slots__ = (
-        "__weakref__", "_client", "_error", "_fate", "_is_ready", "_value", "buffer",
+        "__weakref__", "_error", "_fate", "_is_ready", "_value", "buffer", "client",
         "is_unasked", "slice", "spec", "type", "was_put",
     )  # fmt: skip
 
@@ -70,7 +71,7 @@ class Handle:
         array_type: ArrayType,
         spec: Spec,
     ) -> None:
-        self._client = client
+        self.client = client
         self.buffer = buffer
         self.slice = slice_
         self.type = array_type
@@ -83,14 +84,9 @@ class Handle:
 
     def __del__(self) -> None:
         # The right moment to free memory on the workers, and no right to anything.
-        self._client.let_go(self)
+        self.client.let_go(self)
         if not self._fate:
-            self._client.release(self.buffer)
-
-    @property
-    def client(self) -> HandleOwner:
-        """Whose it is."""
-        return self._client
+            self.client.release(self.buffer)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -128,7 +124,7 @@ class Handle:
 
     def is_ready(self) -> bool:
         """Whether its value is on its devices, or will never be; does not wait."""
-        self._client.ask_news(self)
+        self.client.ask_news(self)
         return self.has_news()
 
     def has_news(self) -> bool:
@@ -162,9 +158,9 @@ class Handle:
     def delete(self) -> None:
         """Give the memory back now; the handle cannot be used any more."""
         self.check()
-        self._client.flush_calls()
+        self.client.flush_calls()
         self.give_away("deleted")
-        self._client.release(self.buffer)
+        self.client.release(self.buffer)
 
     def give_away(self, fate: str) -> None:
         """Make it unusable, because of its `fate`.
@@ -197,7 +193,7 @@ class Handle:
             TimelyError: What its computation, or one before it, failed with.
             DeadlineError: They did not come in time.
         """
-        words = self._client.value_of(self, timeout_s)
+        words = self.client.value_of(self, timeout_s)
         impl = self.type.key_impl
         return words if impl is None else jax.random.wrap_key_data(words, impl=impl)
 
@@ -219,7 +215,7 @@ class Handle:
 
     def block_until_ready(self) -> Handle:
         """Wait until it is on its devices, or raise why it will never be."""
-        self._client.wait_ready(self, None)
+        self.client.wait_ready(self, None)
         return self
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -227,11 +223,11 @@ class Handle:
 
         However many coroutines wait, and for what, each goes on when its value is there.
         """
-        yield from self._client.arrival(self).__await__()
+        yield from self.client.arrival(self).__await__()
         return self.result()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        value = self._client.value_of(self, None)
+        value = self.client.value_of(self, None)
         if dtype is not None and value.dtype != dtype:
             if copy is False:
                 raise ValueError(f"cannot return {self.type} as {dtype} without a copy")
@@ -308,4 +304,22 @@ class Handle:
                 f"{self.type} cannot become a {kind}; expected a single element; fetch "
                 f"all with numpy.asarray"
             )
-        return np.asarray(self._client.value_of(self, None)).reshape(())
+        return np.asarray(self.client.value_of(self, None)).reshape(())
+
+
+def check_all(handles: Iterable[Handle]) -> None:
+    """Raise unless all of them may be used.
+
+    Raises:
+        HandleError: The value of one was given away.
+    """
+    for each in handles:
+        if each._fate:  # noqa: SLF001 - a call of a method for each of hundreds
+            each.check()
+
+
+def give_away_all(handles: Iterable[Handle], fate: str) -> None:
+    """Make handles unusable, because of their `fate`; all may be used until then."""
+    for each in handles:
+        each._fate = fate  # noqa: SLF001 - as above
+        each._value = None  # noqa: SLF001 - as above

@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from timelyml.errors import DeadlineError, TimelyError
@@ -74,9 +74,9 @@ class Inbox:
         if self._end is not None:
             raise self._end
 
-    def add(self, handle: Handle) -> None:
-        """Take news of a handle from now on, as long as anybody else holds it."""
-        self._handles[handle.buffer] = weakref.ref(handle)
+    def add(self, handles: Iterable[Handle]) -> None:
+        """Take news of handles from now on, as long as anybody else holds them."""
+        self._handles.update({each.buffer: weakref.ref(each) for each in handles})
 
     def forget(self, handle: Handle) -> None:
         """Take note that nobody holds a handle any more; from any thread."""

@@ -81,7 +81,7 @@ def held(opened: OpenedBuffer, client: Any, inbox: Inbox) -> Handle:
     handle = Handle(
         client, opened.buffer, slice_of(opened, client), opened.type, opened.spec
     )
-    inbox.add(handle)
+    inbox.add([handle])
     return handle
 
 

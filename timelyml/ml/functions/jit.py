@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 
 from timelyml.errors import ConfigError, HandleError, TraceError
-from timelyml.ml.functions.again import Again, is_flat
+from timelyml.ml.functions.again import Again, are_of, is_flat
 from timelyml.ml.functions.blame import name_of
 from timelyml.ml.functions.computation import ArrayType, Computation, Spec
 from timelyml.ml.functions.flat import FlatFunction
@@ -217,10 +217,10 @@ class JitFunction:
             ConfigError: A sharding does not fit the slice or an argument.
         """
         settings, again = settings_key(), self._again
-        if again is not None and not kwargs:
-            found = again.operands(args, settings)
+        if again is not None:
+            found = again.operands(args, kwargs, settings)
             if found is not None:
-                return self._call_of(again.traced, found)
+                return self._call_of(again.traced, tuple(found))
         static: Any = ()
         if self._split.has_static:
             split = self._split(args, kwargs)
@@ -246,13 +246,16 @@ class JitFunction:
             traced = self._trace(args, kwargs)
             self._traced[key] = traced
         operands = tuple([leaves[each] for each in traced.used])
-        if traced.computation.donated:
-            self._check_donated(traced.computation.donated, operands)
-        elif not kwargs and is_flat(args, leaves, self.slice.client):
-            self._again = Again(traced, leaves, self.slice.client, settings)
+        client = self.slice.client
+        if not self._split.has_static and are_of(leaves, client):
+            tree = None if not kwargs and is_flat(args, leaves) else tree
+            self._again = Again(traced, leaves, tree, client=client, settings=settings)
         return self._call_of(traced, operands)
 
     def _call_of(self, traced: Traced, operands: tuple[Any, ...]) -> TracedCall:
+        donated = traced.computation.donated
+        if donated and len(set(map(id, operands))) < len(operands):
+            self._check_donated(donated, operands)
         fields = (
             traced.computation, self.slice, operands, traced.out_tree, traced.flat,
             "", None, 0,
