@@ -69,6 +69,7 @@ class ControllerService:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._error: TimelyError | None = None
+        self._due_s: float | None = None  # asked of the core once in each step
 
     @property
     def max_calls(self) -> int:
@@ -97,22 +98,7 @@ class ControllerService:
 
     def submit(self, client: int, message: Any) -> None:
         """Take a message of a client; one that cannot be taken ends that client only."""
-
-        def take() -> None:
-            try:
-                self._core.handle(client, message, self._site.clock())
-            except WireError as error:
-                self._forget(client, error)
-            except Exception as error:  # noqa: BLE001 - others must not suffer from it
-                failure = InvariantError(
-                    f"client {client} was put out; got {type(error).__name__}: {error} "
-                    f"from {type(message).__name__}; expected what a client says; "
-                    "report it, as this is a bug"
-                )
-                failure.__cause__ = error
-                self._forget(client, failure)
-
-        self._post(take)
+        self._post(partial(self._take, client, message))
 
     def disconnect(self, client: int) -> None:
         """Forget a client, with all that is its own; it hears of its end."""
@@ -133,11 +119,11 @@ class ControllerService:
         for peer, body in self._late.due():
             self._core.heard(peer, body, self._site.clock())
         count = self._listen()
-        deadline = self._core.next_deadline()
-        if deadline is not None and self._site.clock() >= deadline:
+        if self._due_s is not None and self._site.clock() >= self._due_s:
             self._core.tick(self._site.clock())
         effects = self._core.flush()
         self._carry_out(effects)
+        self._due_s = self._core.next_deadline()
         return bool(count or effects)
 
     def _listen(self) -> int:
@@ -172,12 +158,13 @@ class ControllerService:
 
     def next_deadline(self) -> float | None:
         """Return when somebody has waited long enough, or a message is due."""
-        deadlines = self._core.next_deadline(), self._late.next_due()
+        deadlines = self._due_s, self._late.next_due()
         return min((each for each in deadlines if each is not None), default=None)
 
     def lost(self, peer: int, error: PeerError) -> None:
         """Give up the island of a host."""
         self._core.lose(peer, error, self._site.clock())
+        self._due_s = self._core.next_deadline()
 
     def close(self, error: TimelyError | None) -> None:
         """Tell every client that nothing more comes."""
@@ -189,6 +176,20 @@ class ControllerService:
         del inbox
         for receive in list(self._clients.values()):
             receive(Closed(pack_error(error)))
+
+    def _take(self, client: int, message: Any) -> None:
+        try:
+            self._core.handle(client, message, self._site.clock())
+        except WireError as error:
+            self._forget(client, error)
+        except Exception as error:  # noqa: BLE001 - others must not suffer from it
+            failure = InvariantError(
+                f"client {client} was put out; got {type(error).__name__}: {error} "
+                f"from {type(message).__name__}; expected what a client says; "
+                "report it, as this is a bug"
+            )
+            failure.__cause__ = error
+            self._forget(client, failure)
 
     def _forget(self, client: int, error: TimelyError) -> None:
         self._core.leave(client)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -20,8 +20,7 @@ from timelyml.ml.hosts.slices import HostSlice
 from timelyml.runtime.failure import pack_error
 
 
-@dataclass(frozen=True, slots=True)
-class Buffer:
+class Buffer(NamedTuple):
     """An array on devices, perhaps still being computed, or its copy on the host.
 
     Attributes:
@@ -157,7 +156,7 @@ class BufferStore:
         for number, each in self._buffers.items():
             if each.slice == slice_.name and each.copy is not None:
                 copy = each.copy.to_lie_on(slice_)
-                self._buffers[number] = replace(each, copy=copy)
+                self._buffers[number] = each._replace(copy=copy)
 
     def release(self, buffers: Iterable[int]) -> None:
         """Forget buffers; the pieces of one that is still to come are dropped."""

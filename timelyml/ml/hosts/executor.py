@@ -51,6 +51,7 @@ from timelyml.ml.hosts.waiting import (
     pack_failure,
 )
 from timelyml.ml.scheduling import GangKey, LaunchGate, Ticket
+from timelyml.progress import new_tuple
 
 TURN_S = 1e-3
 """How long launches may go on that end at once, before those that are over are told."""
@@ -390,7 +391,7 @@ class Executor:
                 outputs = executable(*arrays)  # type: ignore[arg-type]  # none is None
         except Exception as raised:  # noqa: BLE001 - whatever XLA refuses
             return pack_failure(executable, raised)
-        made = (Buffer(prepare.slice, array, error) for array in outputs)
+        made = [new_tuple(Buffer, (prepare.slice, x, error, None)) for x in outputs]
         self.store.put_all(prepare.outs, made)
         started = Started(0, executable, outputs, prepare.outs, error)
         self._waiters[prepare.slice].launched(
