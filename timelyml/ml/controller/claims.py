@@ -66,14 +66,14 @@ def claim_of(call: CallRecord, slice_: SliceRecord, needs: MemoryNeeds) -> Claim
         needs: What XLA says of its computation.
     """
     total = needs.new_bytes
-    donated = call.computation.donated
-    if call.exported or donated:
-        for position, entry in enumerate(call.args):
-            buffer, spec = entry.buffer, call.computation.in_specs[position]
-            if not call.is_placed[position]:
-                total += slice_.new_buffer(0, buffer.type, spec).size_bytes
-            elif position in donated:
-                total += buffer.size_bytes  # a copy, or what the claim takes over
+    args, is_placed = call.args, call.is_placed
+    # A copy of each, or what the claim takes over.
+    kept = [args[each].buffer for each in call.computation.donated if is_placed[each]]
+    total += sum([each.size_bytes for each in kept])
+    for position, entry in enumerate(args if call.exported else ()):
+        if not is_placed[position]:
+            of, spec = entry.buffer.type, call.computation.in_specs[position]
+            total += slice_.new_buffer(0, of, spec).size_bytes
     outputs = tuple([entry.buffer for entry in call.results])
     moved: tuple[int, ...] = ()
     if call.exported:

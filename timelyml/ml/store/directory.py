@@ -127,16 +127,16 @@ class Directory:
 
         Not while others can ask for it, or read it at a time of their own.
         """
-        is_shared = entry.names or entry.num_exports
-        return not is_shared and entry.holders.keys() <= {client}
+        if entry.names or entry.num_exports:
+            return False
+        num_others = len(entry.holders) - (client in entry.holders)
+        return num_others == 0
 
     def give_up(self, client: int, numbers: Iterable[int]) -> list[DirectoryEffect]:
         """Let a client hold buffers no longer, however often it was given them."""
         found: list[DirectoryEffect] = []
-        for number in numbers:
-            entry = self._entries.get(number)
-            if entry is not None and client in entry.holders:
-                self._give_up(client, entry, found)
+        given = [self._entries.get(number) for number in numbers]
+        self._give_up(client, [each for each in given if each is not None], found)
         return found
 
     def drop(self, client: int, numbers: Iterable[int]) -> list[DirectoryEffect]:
@@ -149,7 +149,7 @@ class Directory:
             if entry.holders[client] > 1:
                 entry.holders[client] -= 1
             else:
-                self._give_up(client, entry, found)
+                self._give_up(client, [entry], found)
         return found
 
     def leave(self, client: int) -> list[DirectoryEffect]:
@@ -285,13 +285,22 @@ class Directory:
         """Return all buffers there are, oldest first."""
         return list(self._entries.values())
 
-    def _give_up(self, client: int, entry: Entry, found: list[DirectoryEffect]) -> None:
-        del entry.holders[client]
-        if entry.waiters:
-            entry.waiters -= {client}
-        self._by_client[client].discard(entry.number)
-        self._count(entry, [client], -1)
-        self._delete_if_unwanted(entry, found)
+    def _give_up(
+        self, client: int, entries: Iterable[Entry], found: list[DirectoryEffect]
+    ) -> None:
+        held, failed = self._by_client.get(client, set()), BufferState.FAILED
+        size_bytes = 0
+        for entry in entries:
+            if entry.holders.pop(client, None) is None:
+                continue
+            held.discard(entry.number)
+            if entry.waiters:
+                entry.waiters -= {client}
+            if entry.state is not failed:
+                size_bytes += entry.buffer.type.size_bytes
+            self._delete_if_unwanted(entry, found)
+        if size_bytes:
+            self._held_bytes[client] -= size_bytes
 
     def _set_failed(self, entry: Entry, error: bytes) -> None:
         self._count(entry, entry.holders, -1)
