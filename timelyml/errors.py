@@ -199,13 +199,15 @@ class ProgramError(TimelyError):
 
 
 class TraceError(ProgramError):
-    """A compiled function or a program cannot be traced.
+    """A compiled function or a program cannot be traced, or a function not compiled.
 
-    `__cause__` is what JAX or the function raised; `where` is the user's line.
+    `__cause__` is what JAX, XLA or the function raised; `where` is the user's line, and
+    `host` who was to compile it.
     """
 
     function: str = ""
     where: str = ""
+    host: str = ""
 
 
 class ComputationError(ProgramError):

@@ -7,7 +7,6 @@ runs ahead of the workers by a bounded number of calls.
 from __future__ import annotations
 
 import itertools
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -17,6 +16,7 @@ from jax.sharding import AbstractMesh
 
 from timelyml.errors import HandleError
 from timelyml.ml.client.ahead import Ahead
+from timelyml.ml.client.computations import Computations
 from timelyml.ml.client.elements import as_sealed
 from timelyml.ml.client.handle import Handle, check_all, give_away_all
 from timelyml.ml.client.inbox import Inbox
@@ -28,6 +28,7 @@ from timelyml.ml.client.sharing import held, numbers_of, put_together, taken_apa
 from timelyml.ml.client.slices import Slice, check_axes, check_demands, placed_leaves
 from timelyml.ml.client.waits import Waits
 from timelyml.ml.controller.clients import ClientOptions
+from timelyml.ml.controller.code_messages import NotCompiled
 from timelyml.ml.controller.messages import (
     AskObjects,
     AskSlice,
@@ -42,7 +43,6 @@ from timelyml.ml.controller.messages import (
     Opened,
     Publish,
     Put,
-    Register,
     SliceGiven,
     Unpublish,
     Usage,
@@ -79,10 +79,12 @@ class Client:
     ) -> None:
         self.resources = Resources(self._ask, self.send)
         self._link = link
-        self._inbox = Inbox(max_unfinished_calls, self._moved)
+        self._inbox = Inbox(max_unfinished_calls, self._on_slice)
         self._slices: dict[str, Slice] = {}
+        self._computations = Computations(self.send)
+        self.register = self._computations.register
+        self.check_compiled = self._computations.check
         self._programs = Programs(self, self._slices)
-        self._registered: set[tuple[str, str]] = set()
         self._requests = itertools.count(1)
         self._number, max_calls = link.connect(self._inbox.receive)
         self._inbox.max_unfinished_calls = min(max_unfinished_calls, max_calls)
@@ -167,18 +169,21 @@ class Client:
         """Start a traced call; return a handle for each result.
 
         Waits only while too many calls are not over.
+
+        Raises:
+            TimelyError: Its computation is known by now not to compile.
         """
         computation, slice_ = call.computation, call.slice
         if not isinstance(slice_, Slice) or slice_.client is not self:
             raise HandleError(f"{slice_!r} is no slice of this client")
         if self._ahead.takes(call):
-            self.register(computation, slice_)
+            self.register(computation, slice_, call.line)
             for each in call.operands:
                 each.check()
             handles = self._results(computation, slice_)
             self._ahead.add(slice_, computation, call.operands, handles)
             return handles
-        self.register(computation, slice_)
+        self.register(computation, slice_, call.line)
         operands = [
             each
             if type(each) is Handle
@@ -217,14 +222,6 @@ class Client:
         handle = Handle(self, next(self._buffers), slice_, array_type, spec)
         self._inbox.add([handle])
         return handle
-
-    def register(self, computation: Computation, slice_: Slice) -> None:
-        """Have a computation compiled for a slice, unless it was before."""
-        key = computation.identity, slice_.name
-        if key not in self._registered:
-            self._registered.add(key)
-            pickled = pickle.dumps(computation)
-            self.send(Register(computation.identity, slice_.name, pickled))
 
     def start(self, message: Any) -> None:
         """Send what counts as a call; waits while too many are not over."""
@@ -352,10 +349,14 @@ class Client:
         self.send(make(request))
         return self._inbox.answer_to(request, what, timeout_s)
 
-    def _moved(self, moved: Moved) -> None:
-        if (slice_ := self._slices.get(moved.slice)) is not None:
-            slice_.island, slice_.platform = moved.island, moved.platform
-            slice_.devices = moved.devices
+    def _on_slice(self, news: Moved | NotCompiled) -> None:
+        if isinstance(news, NotCompiled):
+            self._computations.refuse(news)
+            return
+        self._computations.moved(news.slice)
+        if (slice_ := self._slices.get(news.slice)) is not None:
+            slice_.island, slice_.platform = news.island, news.platform
+            slice_.devices = news.devices
 
     def _results(self, computation: Computation, slice_: Slice) -> list[Handle]:
         """Return a handle for each result of a call."""

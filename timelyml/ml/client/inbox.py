@@ -14,6 +14,7 @@ from typing import Any
 from timelyml.errors import DeadlineError, TimelyError
 from timelyml.ml.client.elements import assembled
 from timelyml.ml.client.handle import Handle
+from timelyml.ml.controller.code_messages import NotCompiled
 from timelyml.ml.controller.messages import (
     ANSWERS,
     Closed,
@@ -34,15 +35,16 @@ class Inbox:
 
     Args:
         max_unfinished_calls: How far a client runs ahead.
-        on_moved: Called when a slice stands elsewhere; quick.
+        on_slice: Called when a slice stands elsewhere, or something cannot be compiled
+            for it; quick.
     """
 
     def __init__(
         self,
         max_unfinished_calls: int,
-        on_moved: Callable[[Moved], None] = lambda _: None,
+        on_slice: Callable[[Moved | NotCompiled], None] = lambda _: None,
     ) -> None:
-        self._on_moved = on_moved
+        self._on_slice = on_slice
         self.max_unfinished_calls = max_unfinished_calls
         self._changed = threading.Condition()
         # Of coroutines that wait: what for, and what lets them go on.
@@ -179,8 +181,8 @@ class Inbox:
                     self._fail(message.buffers, message.error)
                 case Fetched():
                     self._on_fetched(message)
-                case Moved():
-                    self._on_moved(message)
+                case Moved() | NotCompiled():
+                    self._on_slice(message)
                 case Closed():
                     self._end = self._end or unpack_error(message.error)
             self._changed.notify_all()

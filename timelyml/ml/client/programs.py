@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -32,8 +32,11 @@ class Caller(Protocol):
     ) -> Handle:
         """Send a host array to a slice."""
 
-    def register(self, computation: Computation, slice_: Slice) -> None:
-        """Have a computation compiled for a slice."""
+    def register(self, computation: Computation, slice_: Slice, line: str = "") -> None:
+        """Have a computation compiled for a slice, or raise why it cannot be."""
+
+    def check_compiled(self, codes: Iterable[tuple[str, str]]) -> None:
+        """Raise why computations cannot be compiled, as far as that is known."""
 
     def start(self, message: Any) -> None:
         """Send what counts as a call, once there are few enough."""
@@ -52,6 +55,7 @@ class _Registered:
         outputs: Slice, type and sharding of what it computes.
         results: For each result, its place among the outputs, or what it is otherwise.
         donated: Positions of operands that are dead after a call.
+        codes: Its computations, each with the slice that it is for.
     """
 
     number: int
@@ -60,6 +64,7 @@ class _Registered:
     outputs: tuple[tuple[Slice, ArrayType, Spec], ...]
     results: tuple[int | Arg | Constant, ...]
     donated: frozenset[int]
+    codes: tuple[tuple[str, str], ...]
 
 
 class Programs:
@@ -82,6 +87,8 @@ class Programs:
         known = self._registered.get(key)
         if known is None:
             known = self._registered[key] = self._register(call.program, call.dispatch)
+        else:
+            self._caller.check_compiled(known.codes)
         operands = call.operands
         # Puts are held until the call is sent: a handle that goes is released.
         inputs = [
@@ -138,9 +145,12 @@ class Programs:
         places = {name: _place(self._slices[name]) for name in names}
         program = run_passes(traced, places).program
         flow = None if program.is_regular else split(program)
+        codes: dict[tuple[str, str], None] = {}
         for each in [program] if flow is None else flow.programs():
             for _, call in each.calls():
-                self._caller.register(call.computation, self._slices[call.slice])
+                slice_ = self._slices[call.slice]
+                self._caller.register(call.computation, slice_, call.line)
+                codes[call.computation.identity, call.slice] = None
         inputs = tuple(
             (each, self._slices[str(each.value.slice)]) for each in inputs_of(program)
         )
@@ -170,6 +180,7 @@ class Programs:
             tuple((self._slices[str(x.slice)], x.type, x.spec or ()) for x in values),
             tuple(_result(program, refs, ref) for ref in program.results),
             traced.donated_args,
+            tuple(codes),
         )
 
 

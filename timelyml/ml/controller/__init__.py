@@ -1,5 +1,6 @@
 """What stands beside the runtime's controller: who has which devices, buffers and turns."""
 
+from timelyml.ml.controller.code_messages import NotCompiled, Register
 from timelyml.ml.controller.core import Core
 from timelyml.ml.controller.messages import (
     AskSlice,
@@ -15,7 +16,6 @@ from timelyml.ml.controller.messages import (
     ObjectInfo,
     Put,
     Refused,
-    Register,
     RegisterProgram,
     Release,
     SliceGiven,
@@ -35,6 +35,7 @@ __all__ = [
     "Fetched",
     "Finished",
     "LaunchSpan",
+    "NotCompiled",
     "ObjectInfo",
     "Put",
     "Refused",

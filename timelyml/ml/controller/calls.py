@@ -82,7 +82,9 @@ class Calls:
 
     def refusal(self, work: CallRecord) -> bytes | None:
         """Return why a call cannot begin, if so."""
-        return error_of(work.args) or self._slices[work.slice].error
+        slice_ = self._slices[work.slice]
+        wrong = error_of(work.args) or slice_.error
+        return wrong or self._code.error(work.computation.identity, slice_)
 
     def claim(self, work: CallRecord) -> Claim:
         """Return the memory that a call takes."""

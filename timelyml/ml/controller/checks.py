@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from timelyml.errors import ConfigError, WireError
+from timelyml.ml.controller.code_messages import Register
 from timelyml.ml.controller.gauged import MAX_GROUPS, CountBuffers
 from timelyml.ml.controller.messages import (
     REQUESTS,
@@ -22,7 +23,6 @@ from timelyml.ml.controller.messages import (
     CallProgram,
     Open,
     Put,
-    Register,
 )
 from timelyml.ml.controller.records import SliceRecord
 from timelyml.ml.functions.specs import check_spec

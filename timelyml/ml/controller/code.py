@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping
 
-from timelyml.ml.controller.messages import Register
+from timelyml.ml.controller.code_messages import NotCompiled, Register
 from timelyml.ml.controller.records import LoadedCode, Outbox, SliceRecord
 from timelyml.ml.functions import Computation, MemoryNeeds
 from timelyml.ml.hosts import Compiled, Load
@@ -45,19 +45,24 @@ class Code:
             return  # calls on it are refused, which is told to those who ask
         if message.identity in slice_.loaded:
             return
-        self._load(message.identity, slice_)
+        self._load(message.identity, slice_, message.line)
         if slice_.name in self._targets:
-            self._load(message.identity, self._targets[slice_.name])
+            self._load(message.identity, self._targets[slice_.name], message.line)
 
     def aim(self, slice_: SliceRecord, target: SliceRecord) -> None:
         """Have all that is compiled for a slice compiled for where it will stand."""
         self._targets[slice_.name] = target
-        for identity in slice_.loaded:
-            self._load(identity, target)
+        for identity, loaded in slice_.loaded.items():
+            self._load(identity, target, loaded.line)
 
     def remapped(self, slice_: SliceRecord) -> None:
         """Take note that a slice is about to be where its target is."""
         self._remapped[slice_.name] = self._targets.pop(slice_.name).name
+
+    def arrived(self, slice_: SliceRecord) -> None:
+        """Tell what cannot run where a slice stands from now on."""
+        for identity in slice_.loaded:
+            self._tell(identity, slice_)
 
     def unaim(self, slice_: SliceRecord) -> None:
         """Compile for nowhere else any more."""
@@ -79,20 +84,36 @@ class Code:
         loaded = slice_.loaded[message.identity]
         loaded.hosts_left.discard(host)
         loaded.needs = max(loaded.needs, message.needs, key=lambda each: each.new_bytes)
-        return "" if loaded.hosts_left else slice_.name
+        loaded.error = loaded.error or message.error
+        if loaded.hosts_left:
+            return ""
+        if self._slices.get(slice_.name) is slice_:  # not where it is to go
+            self._tell(message.identity, slice_)
+        return slice_.name
 
     def needs(self, identity: str, slice_: SliceRecord) -> MemoryNeeds | None:
         """Return what a computation takes on each device, once it is compiled there."""
         loaded = slice_.loaded.get(identity)
         return None if loaded is None or loaded.hosts_left else loaded.needs
 
-    def _load(self, identity: str, slice_: SliceRecord) -> None:
-        slice_.loaded[identity] = LoadedCode(set(slice_.hosts))
+    def error(self, identity: str, slice_: SliceRecord) -> bytes | None:
+        """Return why a computation cannot run, once all hosts have tried."""
+        loaded = slice_.loaded.get(identity)
+        return None if loaded is None or loaded.hosts_left else loaded.error
+
+    def _tell(self, identity: str, slice_: SliceRecord) -> None:
+        """Have later calls of a computation raise at once if it cannot run."""
+        if error := self.error(identity, slice_):
+            news = NotCompiled(identity, slice_.name, error)
+            self._outbox.tell(slice_.client, news)
+
+    def _load(self, identity: str, slice_: SliceRecord, line: str) -> None:
+        slice_.loaded[identity] = LoadedCode(set(slice_.hosts), line)
         for host in slice_.hosts:
             sent = self._sent.setdefault(host, set())
             pickled = None if identity in sent else self._pickled[identity]
             sent.add(identity)
-            self._outbox.send(host, Load(identity, slice_.name, pickled))
+            self._outbox.send(host, Load(identity, slice_.name, pickled, line))
 
     def _named(self, name: str) -> SliceRecord | None:
         """Return the slice, or target of one, that hosts know by a name."""

@@ -21,6 +21,7 @@ from timelyml.ml.controller.calls import Calls
 from timelyml.ml.controller.checks import check_message
 from timelyml.ml.controller.clients import ClientOptions
 from timelyml.ml.controller.code import Code
+from timelyml.ml.controller.code_messages import Register
 from timelyml.ml.controller.dispatching import Dispatch
 from timelyml.ml.controller.flow_runs import MAX_PARTS_AHEAD
 from timelyml.ml.controller.gauging import Gauges
@@ -31,7 +32,6 @@ from timelyml.ml.controller.messages import (
     DropSlice,
     Fetch,
     Put,
-    Register,
     RegisterProgram,
     Release,
 )

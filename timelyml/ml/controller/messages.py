@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from timelyml.ml.controller.code_messages import NotCompiled, Register
 from timelyml.ml.controller.gauged import CountBuffers, Gauged, OpenGauge, ReadGauge
 from timelyml.ml.controller.resource_messages import (
     AskDevices,
@@ -50,15 +51,6 @@ class DropSlice:
     """Give a slice back."""
 
     slice: str
-
-
-@dataclass(frozen=True, slots=True)
-class Register:
-    """Have a computation compiled for a slice; `pickled` is the computation."""
-
-    identity: str
-    slice: str
-    pickled: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,5 +386,5 @@ ANSWERS = (
 )  # fmt: skip
 """What is told to who asked, with the number of the request."""
 
-NEWS = Finished, Failed, Fetched, Moved, Closed
+NEWS = Finished, Failed, NotCompiled, Fetched, Moved, Closed
 """What clients are told besides."""

@@ -146,6 +146,7 @@ class Moves:
         self._dispatch.reopen(slice_)
         where = slice_.island, slice_.platform, slice_.devices
         self._outbox.tell(slice_.client, Moved(slice_.name, *where))
+        self._code.arrived(slice_)
 
     def abandon(self, slice_: SliceRecord) -> None:
         """Give up on what runs on a slice, of which hosts died or must die."""

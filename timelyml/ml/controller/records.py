@@ -46,11 +46,15 @@ class LoadedCode:
 
     Attributes:
         hosts_left: Those that have not said that they compiled it.
+        line: The user's that first called it, for errors.
         needs: Its memory on each device, by the host that says most.
+        error: Pickled, why it cannot run, of the host that said so first.
     """
 
     hosts_left: set[int]
+    line: str
     needs: MemoryNeeds = NO_NEEDS
+    error: bytes | None = None
 
 
 @dataclass(slots=True)

@@ -55,13 +55,26 @@ def trace_error(function: str, error: Exception, kind: str = "function") -> Trac
     )
 
 
-def compile_error(function: str, error: Exception) -> TraceError:
-    """Return the error of a function that XLA refuses, to be raised from `error`."""
+def compile_error(
+    function: str, error: BaseException, where: str = "", host: str = ""
+) -> TraceError:
+    """Return the error of a function that XLA refuses, to be raised from `error`.
+
+    Args:
+        function: Its name.
+        error: What XLA says.
+        where: The line that called it.
+        host: Which host was to run it.
+    """
+    who = f"function {function!r}" + (f", called at {where}," if where else "")
+    on = f" on host {host}" if host else ""
     return TraceError(
-        f"function {function!r} cannot be compiled; got {type(error).__name__}: "
+        f"{who} cannot be compiled{on}; got {type(error).__name__}: "
         f"{_first_line(error)}; expected what the devices of its slice can run; see "
         f"the error this one came from",
         function=function,
+        where=where,
+        host=host,
     )
 
 

@@ -10,8 +10,10 @@ from typing import Any, Protocol
 
 import jax
 
-from timelyml.errors import ComputationError, TimelyError
+from timelyml.errors import ComputationError, TimelyError, TraceError
 from timelyml.ml.functions import Computation, MemoryNeeds
+from timelyml.ml.functions.blame import compile_error
+from timelyml.ml.hosts.messages import NO_NEEDS, Compiled, Load
 from timelyml.ml.hosts.slices import HostSlice
 from timelyml.runtime.failure import pack_error
 
@@ -54,50 +56,74 @@ class Compiler:
     """Compiles computations for slices, one after the other.
 
     Args:
+        host: Its name, for errors.
         wake: Called, from its thread, when `finished` has something.
         executables: Compiles, or has what was compiled before.
     """
 
-    def __init__(self, wake: Callable[[], None], executables: Loader) -> None:
+    def __init__(
+        self, host: str, wake: Callable[[], None], executables: Loader
+    ) -> None:
+        self._host = host
         self._wake = wake
         self._computations: dict[str, Computation] = {}
         self._executables = executables
         self._pool = ThreadPoolExecutor(1, "timelyml-compile")
-        self._done: deque[tuple[str, HostSlice, Future[Loaded]]] = deque()
+        self._done: deque[tuple[Load, HostSlice, Future[Loaded]]] = deque()
 
     def __bool__(self) -> bool:
         """Whether something is compiled that was not told yet."""
         return bool(self._done)
 
-    def load(self, identity: str, slice_: HostSlice, pickled: bytes | None) -> None:
-        """Compile a computation; `pickled` unless it came before for another slice."""
-        if pickled is not None:
-            self._computations[identity] = pickle.loads(pickled)  # noqa: S301 - of an authenticated client
+    def load(self, load: Load, slice_: HostSlice) -> None:
+        """Compile a computation; it comes once, though it be for several slices."""
+        if load.pickled is not None:
+            computation = pickle.loads(load.pickled)  # noqa: S301 - of an authenticated client
+            self._computations[load.identity] = computation
         future = self._pool.submit(
-            self._executables.load, self._computations[identity], slice_.devices
+            self._executables.load, self._computations[load.identity], slice_.devices
         )
 
         def compiled(done: Future[Loaded]) -> None:
-            self._done.append((identity, slice_, done))
+            self._done.append((load, slice_, done))
             self._wake()
 
         future.add_done_callback(compiled)
 
-    def finished(self) -> Iterator[tuple[str, HostSlice, Loaded | bytes]]:
-        """Return what was compiled, for which slice, or the pickled reason why not."""
+    def finished(self) -> Iterator[tuple[Compiled, HostSlice, Loaded | bytes]]:
+        """Return what there is to tell, for which slice, and what was compiled for it.
+
+        Or, in place of that, the pickled reason why nothing was.
+        """
         while self._done:
-            identity, slice_, future = self._done.popleft()
-            yield identity, slice_, _outcome(future)
+            load, slice_, future = self._done.popleft()
+            made = self._outcome(future, load.line)
+            if isinstance(made, bytes):
+                news = Compiled(load.identity, slice_.name, NO_NEEDS, made)
+            else:
+                news = Compiled(load.identity, slice_.name, made.memory)
+            yield news, slice_, made
 
     def close(self) -> None:
         """End its thread, without waiting for what it compiles."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
+    def _outcome(self, future: Future[Loaded], line: str) -> Loaded | bytes:
+        error = future.exception()
+        if error is None:
+            return future.result()
+        if not isinstance(error, TimelyError):
+            raise error  # a bug of ours: `load` gives users' errors a name
+        return pack_error(_placed(error, line, self._host))
 
-def _outcome(future: Future[Loaded]) -> Loaded | bytes:
-    error = future.exception()
-    if error is None:
-        return future.result()
-    if not isinstance(error, TimelyError):
-        raise error  # a bug of ours: `load` gives users' errors a name
-    return pack_error(error)
+
+def _placed(error: TimelyError, line: str, host: str) -> TimelyError:
+    """Say which call could not be compiled, and where."""
+    cause = error.__cause__
+    if isinstance(error, TraceError) and cause is not None:
+        placed = compile_error(error.function, cause, line, host)
+        placed.__cause__ = cause
+        return placed
+    placed_error = error.anew()  # one is raised for all who ask for it
+    placed_error.add_note(f"called at {line}, to run on host {host}")
+    return placed_error

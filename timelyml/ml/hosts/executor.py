@@ -21,7 +21,6 @@ from timelyml.ml.hosts.compiling import Compiler, Loaded, Loader
 from timelyml.ml.hosts.lost_peers import Torn
 from timelyml.ml.hosts.mailbox import Mailbox
 from timelyml.ml.hosts.messages import (
-    NO_NEEDS,
     Compiled,
     Done,
     Expect,
@@ -29,6 +28,7 @@ from timelyml.ml.hosts.messages import (
     Gone,
     Leave,
     Left,
+    Load,
     Orders,
     Pieces,
     Prepare,
@@ -81,7 +81,7 @@ class Executor:
         self._free_ns: dict[str, int] = {}
         self._lines = Lines()
         self._code: dict[Code, Loaded | bytes] = {}  # or why there is none
-        self._compiler = Compiler(wake, executables)
+        self._compiler = Compiler(host, wake, executables)
         self._mailbox = Mailbox(wake)
         self._hear = self._mailbox.say
         self._prepares: dict[GangKey, Prepare] = {}
@@ -108,9 +108,9 @@ class Executor:
         self._gate.place(slice_.name, slice_.own_devices)
         self._waiters[slice_.name] = self._waiter_of(slice_)
 
-    def load(self, identity: str, slice_name: str, pickled: bytes | None) -> None:
+    def load(self, load: Load) -> None:
         """Compile a computation for a slice, in the background."""
-        self._compiler.load(identity, self._slices[slice_name], pickled)
+        self._compiler.load(load, self._slices[load.slice])
 
     def leave(self, leave: Leave) -> None:
         """Send buffers to where their slice will stand, and forget them here."""
@@ -197,13 +197,12 @@ class Executor:
         """Go on with what became possible; return what there is to tell."""
         said: list[News] = []
         self._mailbox.own()
-        for identity, slice_, made in self._compiler.finished():
+        for compiled, slice_, made in self._compiler.finished():
             if self._slices.get(slice_.name) is not slice_:
                 continue  # it stands elsewhere by now
-            code = identity, slice_.name
+            code = compiled.identity, compiled.slice
             self._code[code] = made
-            needs = made.memory if not isinstance(made, bytes) else NO_NEEDS
-            said.append(Compiled(*code, needs))
+            said.append(compiled)
             self._provide(code)
         self._turns.go_on()
         until = time.monotonic() + TURN_S

@@ -102,12 +102,15 @@ class SliceMade:
 class Load:
     """Compile a computation for a slice, in the background.
 
-    `pickled` is the computation, or None if the host was sent it before.
+    Attributes:
+        pickled: The computation, or None if the host was sent it before.
+        line: The user's that first called it there, for errors.
     """
 
     identity: str
     slice: str
     pickled: bytes | None
+    line: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +119,13 @@ class Compiled:
 
     Attributes:
         needs: What it takes on a device; nothing if it cannot run.
+        error: Pickled, why it cannot.
     """
 
     identity: str
     slice: str
     needs: MemoryNeeds
+    error: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ class HostService:
             case Pieces():
                 self._take(peer, body)
             case Load():
-                self._executor.load(body.identity, body.slice, body.pickled)
+                self._executor.load(body)
             case LoadProgram():
                 self._executor.load_program(body.program, body.pickled)
             case Leave():
