@@ -227,13 +227,19 @@ def test_a_computation_past_its_deadline_is_ended_and_others_keep_their_values()
 
 
 def test_an_island_forms_anew_with_more_and_fewer_processes_while_it_is_used():
-    with local(devices_per_island=4, hosts_per_island=2) as client:
+    with local(devices_per_island=4, hosts_per_island=2, mesh=(2, 2)) as client:
+        square = client.slice({"a": 2, "b": 2}, adjacent=True)
+        assert square.devices == ((0, 0), (0, 1), (1, 0), (1, 1))
+        z = jit(lambda x: x + 1, slice=square, in_shardings=P("a", "b"))(np.eye(2))
+        np.testing.assert_array_equal(z, np.eye(2) + 1)
+        square.close()
         narrow, wide = client.slice({"x": 2}), client.slice({"x": 4})
         f, g = (jit(lambda x: x - x.mean(), slice=each) for each in (narrow, wide))
         x, expected = f(np.arange(2.0, dtype=np.float32)), [-0.5, 0.5]
         y = g(client.put(np.arange(4.0, dtype=np.float32), wide.sharding(P("x"))))
         client.resources.reform("island-0", hosts=3, timeout_s=TIMEOUT_S)
-        assert len(client.resources.devices()) == 6
+        places = [each.coordinates for each in client.resources.devices()]
+        assert places == [(number,) for number in range(6)]  # no square any more
         np.testing.assert_array_equal(f(x).result(TIMEOUT_S), expected)
         np.testing.assert_array_equal(g(y).result(TIMEOUT_S), np.arange(4) - 1.5)
         six = client.slice({"x": 6})

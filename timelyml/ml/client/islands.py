@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypedDict
 
@@ -12,6 +12,7 @@ from timelyml.exchange import own_address_towards, split_tcp
 from timelyml.ml.controller.admission import DEFAULT_MAX_CALLS, DEFAULT_MAX_CLIENTS
 from timelyml.ml.controller.core import DEFAULT_MEMORY_BYTES
 from timelyml.ml.controller.service import POLICIES
+from timelyml.ml.resources.inventory import MAX_MESH_DIMENSIONS
 from timelyml.runtime.cluster import Cluster
 from timelyml.runtime.service import ServiceSpec
 
@@ -27,6 +28,8 @@ class IslandOptions(TypedDict, total=False):
             there may be none, if others are to join.
         devices_per_island: Devices of each; 1.
         hosts_per_island: Worker processes that share the devices of an island; 1.
+        mesh: The shape in which the devices of an island count as neighbours, as (2, 4),
+            in the order of its hosts; as the platform says, or a line if it does not.
         memory_bytes_per_device: What values and computations may take on a device at
             once; 4 GiB. Calls wait for memory, and idle values leave for the host.
         host_memory_bytes: What each worker process may keep in its memory of values that
@@ -54,6 +57,7 @@ class IslandOptions(TypedDict, total=False):
     islands: int
     devices_per_island: int
     hosts_per_island: int
+    mesh: Sequence[int] | None
     memory_bytes_per_device: int
     host_memory_bytes: int | None
     policy: PolicyName
@@ -71,6 +75,7 @@ _DEFAULTS: IslandOptions = {
     "islands": 1,
     "devices_per_island": 1,
     "hosts_per_island": 1,
+    "mesh": None,
     "memory_bytes_per_device": DEFAULT_MEMORY_BYTES,
     "host_memory_bytes": None,
     "policy": "fifo",
@@ -160,6 +165,7 @@ def start_islands(
             "host_memory_bytes": given["host_memory_bytes"],
             "paced_s": given["paced_s"] and dict(given["paced_s"]),
             "delay_s": given["delay_s"],
+            "mesh": given["mesh"] and tuple(given["mesh"]),
             "give_up_s": given["heartbeat_timeout_s"],
             "limits": {
                 "max_clients": given["max_clients"],
@@ -208,12 +214,25 @@ def _check(who: str, given: IslandOptions, may_join: bool) -> None:
         expected = f"one of {sorted(POLICIES)}"
         raise _impossible(who, "policy", given["policy"], expected)
     num_devices, num_hosts = given["devices_per_island"], given["hosts_per_island"]
+    mesh = given["mesh"]
+    if mesh is not None and not _is_mesh(mesh, num_devices):
+        expected = (
+            f"the sizes of 1 to {MAX_MESH_DIMENSIONS} axes, of {num_devices} in all"
+        )
+        raise _impossible(who, "mesh", mesh, expected)
     if num_devices % num_hosts:
         raise ConfigError(
             f"{who}: devices cannot be shared out evenly; got {num_devices} for "
             f"{num_hosts} hosts; expected a multiple of them",
             option="devices_per_island",
         )
+
+
+def _is_mesh(mesh: object, num_devices: int) -> bool:
+    if not isinstance(mesh, Sequence) or not 1 <= len(mesh) <= MAX_MESH_DIMENSIONS:
+        return False
+    sizes = list(mesh)
+    return all(type(each) is int for each in sizes) and math.prod(sizes) == num_devices
 
 
 def _impossible(who: str, option: str, value: object, expected: str) -> ConfigError:

@@ -33,6 +33,7 @@ from timelyml.ml.resources import (
     TimedOut,
     Vacate,
 )
+from timelyml.ml.resources.meshes import mesh_of
 from timelyml.runtime.failure import pack_error
 
 
@@ -155,22 +156,30 @@ class Places:
         island = self._of_host[host]
         island.present[host] = present
         if island.is_complete and island.error is None:
-            devices = [self._devices_of(each, island) for each in island.hosts]
+            devices = self._devices_of(island)
             self._open_accounts(island)  # before anybody is given them
             for each, own in zip(island.hosts, devices, strict=True):
                 self.follow(self.manager.add_host(str(each), own))
             self.renewals.formed(island, now_s)
         self.answer(now_s)
 
-    def _devices_of(self, host: int, island: Island) -> list[Device]:
-        present = island.present[host]
-        first = island.hosts.index(host) * present.num_devices
-        devices = []
-        for index in range(present.num_devices):
-            name = device_name(host, index)
-            self._devices[name] = host, index
-            of = name, island.name, str(host), present.kind, self._memory_bytes
-            devices.append(Device(*of, (first + index,), island.generation))
+    def _devices_of(self, island: Island) -> list[list[Device]]:
+        """Return the devices of each host of an island that is complete."""
+        told = [
+            place
+            for present in map(island.present.__getitem__, island.hosts)
+            for place in present.coordinates or ((),) * present.num_devices
+        ]
+        places = iter(mesh_of(told))
+        devices: list[list[Device]] = []
+        for host in island.hosts:
+            present, own = island.present[host], []
+            for index in range(present.num_devices):
+                name = device_name(host, index)
+                self._devices[name] = host, index
+                of = name, island.name, str(host), present.kind, self._memory_bytes
+                own.append(Device(*of, next(places), island.generation))
+            devices.append(own)
         return devices
 
     def handle(self, client: int, message: Any, now_s: float) -> bool:

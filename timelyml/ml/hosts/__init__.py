@@ -23,13 +23,13 @@ from timelyml.ml.hosts.messages import (
     Piece,
     Pieces,
     Prepare,
-    Present,
     RemapSlice,
     Reports,
     Run,
     SliceMade,
     Spilled,
 )
+from timelyml.ml.hosts.presence import Present
 from timelyml.ml.hosts.timing import Arrival, AskTime, Time
 
 __all__ = [

@@ -12,26 +12,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from timelyml.ml.functions import ArrayType, MemoryNeeds
+from timelyml.ml.hosts.presence import Present
 from timelyml.ml.hosts.timing import Arrival, AskTime, Time
 from timelyml.ml.scheduling import GangKey, Ticket
 
 NO_NEEDS = MemoryNeeds(0, 0, 0, 0)
 """Of a computation that cannot run."""
-
-
-@dataclass(frozen=True, slots=True)
-class Present:
-    """A host is there, with its devices.
-
-    Attributes:
-        platform: What JAX calls its devices: "cpu", "cuda" or "tpu".
-        kind: What the maker calls them.
-        num_devices: How many it has itself.
-    """
-
-    platform: str
-    kind: str
-    num_devices: int
 
 
 @dataclass(frozen=True, slots=True)

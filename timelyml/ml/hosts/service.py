@@ -34,13 +34,13 @@ from timelyml.ml.hosts.messages import (
     LoadProgram,
     Orders,
     Pieces,
-    Present,
     RemapSlice,
     Reports,
     SliceMade,
 )
 from timelyml.ml.hosts.paced import PacedExecutables
 from timelyml.ml.hosts.pending_reports import PendingReports
+from timelyml.ml.hosts.presence import present_of
 from timelyml.ml.hosts.slices import HostSlice
 from timelyml.ml.hosts.timing import Arrival, AskTime, Time
 from timelyml.ml.hosts.waiting import Over
@@ -109,8 +109,12 @@ class HostService:
         self._present()
 
     def _present(self) -> None:
-        devices = jax.local_devices()
-        present = Present(devices[0].platform, devices[0].device_kind, len(devices))
+        present = present_of(
+            jax.local_devices(),
+            self._hosts.index(self._site.index),
+            len(self._hosts),
+            self._site.options.get("mesh"),
+        )
         self._site.send(CONTROLLER, present, Lane.CONTROL)
         self.is_present = True
 
