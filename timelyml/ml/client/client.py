@@ -81,8 +81,9 @@ class Client:
         self._link = link
         self._inbox = Inbox(max_unfinished_calls, self._on_slice)
         self._slices: dict[str, Slice] = {}
-        self._computations = Computations(self.send)
+        self._computations = Computations(self.send, self._ask)
         self.register = self._computations.register
+        self.compiled = self._computations.compiled
         self.check_compiled = self._computations.check
         self._programs = Programs(self, self._slices)
         self._requests = itertools.count(1)

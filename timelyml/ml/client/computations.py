@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from timelyml.ml.client.slices import Slice
-from timelyml.ml.controller.code_messages import NotCompiled, Register
-from timelyml.ml.functions import Computation
+from timelyml.ml.controller.code_messages import (
+    AskCompiled,
+    IsCompiled,
+    NotCompiled,
+    Register,
+)
+from timelyml.ml.functions import Computation, MemoryNeeds
 from timelyml.ml.functions.blame import calling_line
 from timelyml.runtime.failure import unpack_error
 
@@ -21,10 +26,17 @@ class Computations:
 
     Args:
         send: Sends what is to be registered.
+        ask: Sends a request, made of its number, and waits for the answer; is told what
+            for, and for how many seconds.
     """
 
-    def __init__(self, send: Callable[[Register], None]) -> None:
+    def __init__(
+        self,
+        send: Callable[[Register], None],
+        ask: Callable[[Callable[[int], Any], str, float | None], Any],
+    ) -> None:
         self._send = send
+        self._ask = ask
         self._registered: set[Code] = set()
         self._refused: dict[Code, bytes] = {}
 
@@ -47,6 +59,21 @@ class Computations:
         self._registered.add(code)
         pickled = pickle.dumps(computation)
         self._send(Register(*code, pickled, line or calling_line()))
+
+    def compiled(
+        self, computation: Computation, slice_: Slice, timeout_s: float | None
+    ) -> MemoryNeeds:
+        """Have a computation compiled for a slice; wait, and return what it takes.
+
+        Raises:
+            DeadlineError: It is not compiled in time.
+            TimelyError: It cannot be.
+        """
+        self.register(computation, slice_)
+        code = computation.identity, slice_.name
+        what = f"function {computation.name!r}, compiled for slice {slice_.name!r},"
+        answer: IsCompiled = self._ask(lambda n: AskCompiled(n, *code), what, timeout_s)
+        return answer.needs
 
     def check(self, codes: Iterable[Code]) -> None:
         """Raise why computations cannot be compiled, as far as that is known.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 
-from timelyml.errors import ProgramError, TimelyError
+from timelyml.errors import TimelyError
 from timelyml.ml.controller.buffers import Buffers, no_such_slice
 from timelyml.ml.controller.claims import (
     claim_of,
@@ -13,7 +13,7 @@ from timelyml.ml.controller.claims import (
     error_of,
     placed_args,
 )
-from timelyml.ml.controller.code import Code
+from timelyml.ml.controller.code import Code, not_registered
 from timelyml.ml.controller.dispatching import Dispatch
 from timelyml.ml.controller.messages import Call
 from timelyml.ml.controller.records import Outbox, SliceRecord, label_of
@@ -213,11 +213,7 @@ class Calls:
         computation = self._code.get(message.computation)
         is_loaded = message.computation in slice_.loaded or slice_.error is not None
         if computation is None or not is_loaded:
-            raise ProgramError(
-                f"computation {message.computation[:12]} is not registered for slice "
-                f"{message.slice!r}; got a call of it; expected it to be; register it",
-                slice=message.slice,
-            )
+            raise not_registered(message.computation, message.slice)
         return slice_, computation
 
     def _outputs(self, message: Call, computation: Computation) -> list[Buffer]:

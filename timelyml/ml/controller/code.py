@@ -5,10 +5,19 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping
 
-from timelyml.ml.controller.code_messages import NotCompiled, Register
+from timelyml.errors import ProgramError
+from timelyml.ml.controller.buffers import no_such_slice
+from timelyml.ml.controller.code_messages import (
+    AskCompiled,
+    IsCompiled,
+    NotCompiled,
+    Register,
+)
+from timelyml.ml.controller.messages import Refused
 from timelyml.ml.controller.records import LoadedCode, Outbox, SliceRecord
 from timelyml.ml.functions import Computation, MemoryNeeds
 from timelyml.ml.hosts import Compiled, Load
+from timelyml.runtime.failure import pack_error
 
 
 class Code:
@@ -29,13 +38,20 @@ class Code:
         self._targets: dict[
             str, SliceRecord
         ] = {}  # of slices that move, by their names
+        self._asked: list[tuple[int, AskCompiled]] = []
 
     def get(self, identity: str) -> Computation | None:
         """Return a computation that was registered."""
         return self._computations.get(identity)
 
-    def register(self, message: Register) -> None:
-        """Learn a computation, and have it compiled for a slice."""
+    def handle(self, client: int, message: Register | AskCompiled) -> None:
+        """Learn a computation, and have it compiled for a slice; or note who waits for it.
+
+        A client is told once it is compiled, or why it never will be.
+        """
+        if isinstance(message, AskCompiled):
+            self._asked.append((client, message))
+            return
         if message.identity not in self._computations:
             loaded = pickle.loads(message.pickled)  # noqa: S301 - of an authenticated client
             self._computations[message.identity] = loaded
@@ -48,6 +64,15 @@ class Code:
         self._load(message.identity, slice_, message.line)
         if slice_.name in self._targets:
             self._load(message.identity, self._targets[slice_.name], message.line)
+
+    def leave(self, client: int) -> None:
+        """Forget what a client asked."""
+        self._asked = [each for each in self._asked if each[0] != client]
+
+    def step(self) -> None:
+        """Answer what can be."""
+        if self._asked:
+            self._asked = [each for each in self._asked if not self._answer(*each)]
 
     def aim(self, slice_: SliceRecord, target: SliceRecord) -> None:
         """Have all that is compiled for a slice compiled for where it will stand."""
@@ -101,6 +126,23 @@ class Code:
         loaded = slice_.loaded.get(identity)
         return None if loaded is None or loaded.hosts_left else loaded.error
 
+    def _answer(self, client: int, message: AskCompiled) -> bool:
+        """Answer a client, unless it is too early to."""
+        slice_, identity = self._slices.get(message.slice), message.identity
+        needs = None
+        if slice_ is None or slice_.client != client:
+            error: bytes | None = pack_error(no_such_slice(message.slice))
+        elif slice_.error is None and identity not in slice_.loaded:
+            error = pack_error(not_registered(identity, slice_.name))
+        else:
+            error = slice_.error or self.error(identity, slice_)
+            needs = self.needs(identity, slice_)
+        if error is not None:
+            self._outbox.tell(client, Refused(message.request, error))
+        elif needs is not None:
+            self._outbox.tell(client, IsCompiled(message.request, needs))
+        return error is not None or needs is not None
+
     def _tell(self, identity: str, slice_: SliceRecord) -> None:
         """Have later calls of a computation raise at once if it cannot run."""
         if error := self.error(identity, slice_):
@@ -122,3 +164,12 @@ class Code:
         remapped = (self._slices[x] for x, of in self._remapped.items() if of == name)
         targets = (each for each in self._targets.values() if each.name == name)
         return next(remapped, None) or next(targets, None)
+
+
+def not_registered(identity: str, slice_name: str) -> ProgramError:
+    """Return the error of who uses a computation on a slice that it is not known on."""
+    return ProgramError(
+        f"computation {identity[:12]} is not registered for slice {slice_name!r}; got a "
+        f"call of it; expected it to be; register it",
+        slice=slice_name,
+    )

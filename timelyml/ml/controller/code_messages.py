@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from timelyml.ml.functions import MemoryNeeds
+
 
 @dataclass(frozen=True, slots=True)
 class Register:
@@ -27,3 +29,20 @@ class NotCompiled:
     identity: str
     slice: str
     error: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AskCompiled:
+    """Ask when a registered computation is compiled; `IsCompiled` or `Refused` answers."""
+
+    request: int
+    identity: str
+    slice: str
+
+
+@dataclass(frozen=True, slots=True)
+class IsCompiled:
+    """A computation is compiled; `needs` is what it takes on each device."""
+
+    request: int
+    needs: MemoryNeeds

@@ -21,7 +21,7 @@ from timelyml.ml.controller.calls import Calls
 from timelyml.ml.controller.checks import check_message
 from timelyml.ml.controller.clients import ClientOptions
 from timelyml.ml.controller.code import Code
-from timelyml.ml.controller.code_messages import Register
+from timelyml.ml.controller.code_messages import AskCompiled, Register
 from timelyml.ml.controller.dispatching import Dispatch
 from timelyml.ml.controller.flow_runs import MAX_PARTS_AHEAD
 from timelyml.ml.controller.gauging import Gauges
@@ -145,6 +145,7 @@ class Core:
         self._names.leave(client)
         self._traces.leave(client)
         self._gauges.leave(client)
+        self._code.leave(client)
         self.places.leave(client)
         gone = pack_error(RunStoppedError("the client of a call is gone; got its end"))
         self.dispatch.cancel(lambda call: call.client == client, gone)
@@ -179,8 +180,8 @@ class Core:
                 self.buffers.follow(released)
             case Fetch():
                 self.buffers.fetches.begin(client, message)
-            case Register():
-                self._code.register(message)
+            case Register() | AskCompiled():
+                self._code.handle(client, message)
             case RegisterProgram():
                 self._programs.register(client, message)
             case DropSlice():
@@ -271,6 +272,7 @@ class Core:
         self._programs.go_on()
         self.dispatch.deadlines.step(self._now_s)
         self.places.step()
+        self._code.step()
         self._let_go()
         return self._outbox.flush()
 

@@ -9,7 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from timelyml.ml.controller.code_messages import NotCompiled, Register
+from timelyml.ml.controller.code_messages import (
+    AskCompiled,
+    IsCompiled,
+    NotCompiled,
+    Register,
+)
 from timelyml.ml.controller.gauged import CountBuffers, Gauged, OpenGauge, ReadGauge
 from timelyml.ml.controller.resource_messages import (
     AskDevices,
@@ -376,13 +381,13 @@ class Closed:
 REQUESTS = (
     AskSlice, DropSlice, Register, RegisterProgram, Put, Call, CallProgram,
     CancelCalls, Release, Fetch, Publish, Open, Unpublish, Watch, AskObjects, AskUsage,
-    ChangeSlice, ChangeDevices, AskDevices, ReformIsland, AskTrace,
+    AskCompiled, ChangeSlice, ChangeDevices, AskDevices, ReformIsland, AskTrace,
     OpenGauge, CountBuffers, ReadGauge,
 )  # fmt: skip
 """What clients say."""
 
 ANSWERS = (
-    SliceGiven, Refused, Acknowledged, Opened, Objects, Usage, Devices, Traced, Gauged,
+    SliceGiven, Refused, Acknowledged, Opened, Objects, Usage, Devices, Traced, Gauged, IsCompiled,
 )  # fmt: skip
 """What is told to who asked, with the number of the request."""
 

@@ -1,6 +1,14 @@
 """Compiled functions: traced where no device is, shipped as values, loaded on devices."""
 
 from timelyml.ml.functions.blame import run_failure
+from timelyml.ml.functions.calls import (
+    Operand,
+    Runner,
+    SliceLike,
+    TracedCall,
+    recorder,
+    recording,
+)
 from timelyml.ml.functions.computation import (
     ArrayType,
     CheckGroup,
@@ -13,16 +21,7 @@ from timelyml.ml.functions.computation import (
 )
 from timelyml.ml.functions.executables import Executables
 from timelyml.ml.functions.flat import FlatFunction
-from timelyml.ml.functions.jit import (
-    JitFunction,
-    Operand,
-    Runner,
-    SliceLike,
-    TracedCall,
-    jit,
-    recorder,
-    recording,
-)
+from timelyml.ml.functions.jit import JitFunction, jit
 from timelyml.ml.functions.loading import (
     Executable,
     MemoryNeeds,
