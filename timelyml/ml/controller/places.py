@@ -168,7 +168,7 @@ class Places:
         told = [
             place
             for present in map(island.present.__getitem__, island.hosts)
-            for place in present.coordinates or ((),) * present.num_devices
+            for place in present.places
         ]
         places = iter(mesh_of(told))
         devices: list[list[Device]] = []

@@ -27,6 +27,12 @@ class Present:
     num_devices: int
     coordinates: tuple[tuple[int, ...], ...] = ()
 
+    @property
+    def places(self) -> tuple[tuple[int, ...], ...]:
+        """What is said of where each is; of one nothing, if not of all."""
+        count = self.num_devices
+        return self.coordinates if len(self.coordinates) == count else ((),) * count
+
 
 def present_of(
     devices: Sequence[jax.Device],

@@ -176,7 +176,7 @@ class Inventory:
         if host in self._hosts:
             return "got its name again; expected a new one"
         taken = {_place_of(each): each.name for each in self}
-        ranks = {each.island: len(each.coordinates) for each in self}
+        ranks = {_mesh_of(each): len(each.coordinates) for each in self}
         seen = set(self._devices)
         for device in devices:
             place = _place_of(device)
@@ -191,7 +191,7 @@ class Inventory:
                     f"got {device.name!r} at {device.coordinates} of island "
                     f"{device.island!r}; expected another place than {taken[place]!r}'s"
                 )
-            rank = ranks.setdefault(device.island, len(device.coordinates))
+            rank = ranks.setdefault(_mesh_of(device), len(device.coordinates))
             if rank != len(device.coordinates):
                 return (
                     f"got {device.name!r} with {len(device.coordinates)} coordinates; "
@@ -200,6 +200,11 @@ class Inventory:
             seen.add(device.name)
             taken[place] = device.name
         return ""
+
+
+def _mesh_of(device: Device) -> tuple[str, int]:
+    """An island that forms anew may be another mesh beside what it was."""
+    return device.island, device.generation
 
 
 def _place_of(device: Device) -> tuple[str, int, tuple[int, ...]]:
