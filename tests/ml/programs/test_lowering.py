@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pickle
@@ -45,11 +46,11 @@ def place_of(island, num_devices, first=0):
     )
 
 
-def pipeline(num_devices):
+def pipeline(num_devices, names="ab"):
     """A program over two islands, and its places."""
     mesh = AbstractMesh((num_devices,), ("data",))
     client = Client()
-    a, b = (Slice(client, name, mesh) for name in "ab")
+    a, b = (Slice(client, name, mesh) for name in names)
 
     def scale(x):
         return x * 2
@@ -65,7 +66,11 @@ def pipeline(num_devices):
 
     rows = np.ones((2048, 2048), np.float32)
     on_b = Value(b, ArrayType((2048, 2048), "float32", 4), ("data",))
-    places = {"a": place_of("east", num_devices), "b": place_of("west", num_devices)}
+    islands = "east", "west"
+    places = {
+        name: place_of(island, num_devices)
+        for name, island in zip(names, islands, strict=True)
+    }
     return f.program(rows, on_b), places
 
 
@@ -227,6 +232,26 @@ def test_a_program_is_lowered_again_only_where_its_slices_moved():
     assert [each.identity for each in second.computations] == ours  # nothing new to XLA
     lowerings.forget("b")
     assert len(lowerings) == 0
+
+
+def test_a_program_on_other_slices_of_the_same_meshes_is_what_lowering_it_gives():
+    lowerings = Lowerings()
+    traced, places = pipeline(4)
+    lowerings.lower(traced, places)
+    other, others = pipeline(4, ["b", "slice-1"])  # one takes a name of another
+    moved = {**places, "b": place_of("west", 4, first=4)}
+    for made, at in ((other, others), (traced, moved)):
+        found, expected = lowerings.lower(made, at), lower(made, at)
+        ours, theirs = (
+            [each.identity for each in x.computations] for x in (found, expected)
+        )
+        assert ours == theirs
+        assert found.graph.indices == expected.graph.indices
+        shared = {"computations": found.computations, "graph": found.graph}
+        assert found == dataclasses.replace(expected, stages=(), **shared)
+    assert lowerings.num_lowered == 1
+    lowerings.lower(*pipeline(8))
+    assert lowerings.num_lowered == 2
 
 
 def test_the_longest_unused_program_goes_first():

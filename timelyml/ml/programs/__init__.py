@@ -15,7 +15,8 @@ from timelyml.ml.programs.lowered import (
     Send,
     Slot,
 )
-from timelyml.ml.programs.lowering import Lowerings, lower
+from timelyml.ml.programs.lowering import lower
+from timelyml.ml.programs.lowerings import Lowerings
 from timelyml.ml.programs.memory import scratch_bytes
 from timelyml.ml.programs.nodes import (
     Arg,

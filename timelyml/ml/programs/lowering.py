@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import TypeAlias
 
 from timelyml.errors import InvariantError, ProgramError
 from timelyml.ml.functions import Computation
@@ -33,15 +33,6 @@ from timelyml.ml.programs.transfers import insert_transfers
 from timelyml.ml.scheduling import Dispatch, PlacedGang, SpreadGraph
 
 Pass: TypeAlias = tuple[str, Callable[[Program], Program]]
-
-
-class Lower(Protocol):
-    """Lowers a program, as `lower` does."""
-
-    def __call__(
-        self, program: Program, places: Mapping[str, Place], /, *, dispatch: Dispatch
-    ) -> LoweredProgram:
-        """Lower a program for the places of its slices."""
 
 
 def lower(
@@ -154,11 +145,9 @@ def instruct(
     lowering = _Lowering(placed)
     for index in range(len(placed.nodes)):
         lowering.add(index)
-    used = repr([(each.name, each.place) for each in placed.slices])
-    parts = identity, used, dispatch.value
     return LoweredProgram(
         name=placed.name,
-        identity=hashlib.sha256("\n".join(parts).encode()).hexdigest(),
+        identity=identity_of(identity, placed.slices, dispatch),
         slices=placed.slices,
         computations=tuple(lowering.computations),
         values=tuple(value for node in placed.nodes for value in node.outputs),
@@ -174,52 +163,11 @@ def instruct(
     )
 
 
-class Lowerings:
-    """Lowered programs, kept while their slices stay where they are.
-
-    The oldest goes when there are too many. A program whose slice moved is lowered
-    again at its next call; what is compiled is found by its logical mesh.
-
-    Args:
-        make: Lowers a program that is not kept.
-    """
-
-    def __init__(self, max_kept: int = 1024, make: Lower = lower) -> None:
-        self._max_kept = max_kept
-        self._make = make
-        self._kept: dict[Any, LoweredProgram] = {}
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def lower(
-        self,
-        program: Program,
-        places: Mapping[str, Place],
-        dispatch: Dispatch = Dispatch.PARALLEL,
-    ) -> LoweredProgram:
-        """Lower a program, unless that was done for the same places.
-
-        Raises:
-            PlacementError: As `lower`.
-        """
-        names = [each.name for each in program.slices if each.name in places]
-        key = program.identity, dispatch, tuple(places[name] for name in names)
-        found = self._kept.pop(key, None)
-        if found is None:
-            found = self._make(program, places, dispatch=dispatch)
-        self._kept[key] = found
-        if len(self._kept) > self._max_kept:
-            del self._kept[next(iter(self._kept))]
-        return found
-
-    def forget(self, slice_name: str) -> None:
-        """Drop the programs that use a slice which is gone."""
-        self._kept = {
-            key: found
-            for key, found in self._kept.items()
-            if slice_name not in found.places
-        }
+def identity_of(program: str, slices: Sequence[SliceNode], dispatch: Dispatch) -> str:
+    """Return a digest of a program, by its own, and the places of its slices."""
+    used = repr([(each.name, each.place) for each in slices])
+    parts = program, used, dispatch.value
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 class _Lowering:
