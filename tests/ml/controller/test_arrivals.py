@@ -6,9 +6,11 @@ import pytest
 
 from tests.ml.controller.test_core import output_errors
 from tests.ml.controller.world import DEVICES, FakeHost, World
-from timelyml.errors import PeerError
-from timelyml.ml.controller import AskSlice, DropSlice, SliceGiven
+from timelyml.errors import PeerError, SliceError
+from timelyml.ml.controller import AskSlice, Core, DropSlice, SliceGiven
+from timelyml.ml.controller.records import StartHosts, ToClient
 from timelyml.ml.hosts import Arrived, Formed, HostRefused, Leaving, Present
+from timelyml.runtime.failure import unpack_error
 
 
 def arrive(world, host, island, num_hosts=1):
@@ -119,3 +121,67 @@ def test_the_sudden_end_of_a_host_lets_the_others_of_its_island_go():
     world.lose(1, PeerError("worker 1 is gone"))
     world.settle()
     assert world.dismissed == {2, 7}, "others take the place of its island"
+
+
+def asked_of_islands_to_come(timeout_s=None):
+    """A controller of an island of two hosts, none of them there; a client asks."""
+    core = Core({"a": [0, 1]})
+    core.join(1)
+    core.handle(1, AskSlice(1, ("x",), (4,), timeout_s=timeout_s), 0.0)
+    return core
+
+
+def lost_at_start(core, host):
+    """Lose a host; return the hosts that are to be started, and what the client hears."""
+    core.lose(host, PeerError(f"worker {host} starved"), 0.0)
+    effects = core.flush()
+    started = [each for each in effects if isinstance(each, StartHosts)]
+    return started, [each.body for each in effects if isinstance(each, ToClient)]
+
+
+def test_an_island_that_loses_a_host_before_it_is_there_is_begun_again():
+    core = asked_of_islands_to_come()
+    core.heard(0, Present("cpu", "cpu", 2), 0.0)
+    (wanted,), heard = lost_at_start(core, 1)
+    assert (wanted.num_hosts, heard) == (2, [])
+    core.hosts_started(wanted.order, (2, 3), 0.0)
+    for host in (2, 3):
+        core.heard(host, Arrived("", 2, 2), 0.0)
+    for host in (2, 3):
+        core.heard(host, Present("cpu", "cpu", 2), 0.0)
+    (given,) = [each.body for each in core.flush() if isinstance(each, ToClient)]
+    assert given.devices == ((2, 0), (2, 1), (3, 0), (3, 1))
+
+
+def test_a_request_is_refused_with_the_reason_once_an_island_is_given_up():
+    core = asked_of_islands_to_come()
+    host, (wanted,) = 0, lost_at_start(core, 0)[0]
+    for first in (2, 4):
+        core.hosts_started(wanted.order, (first, first + 1), 0.0)
+        host = first
+        (wanted,), heard = lost_at_start(core, host)
+        assert heard == []
+    core.hosts_started(wanted.order, (), 0.0)  # there are none to be had
+    (refused,) = [each.body for each in core.flush() if isinstance(each, ToClient)]
+    with pytest.raises(SliceError, match=r"no devices.*'a' is lost: worker 0 starved"):
+        raise unpack_error(refused.error)
+
+
+def test_a_request_waits_for_an_island_that_joins_as_long_as_it_may():
+    world = World(islands={"a": [0]})
+    arrive(world, 7, "b", 2)
+    arrive(world, 8, "b", 2)
+    for request, timeout_s in enumerate((0, 5, None)):
+        ask = AskSlice(request, ("x",), (2 * DEVICES,), timeout_s=timeout_s)
+        world.core.handle(1, ask, 1.0)
+    world.flush()
+    assert [each.request for each in world.heard[1]] == [0]
+    assert world.core.next_deadline() == 6.0
+    world.core.tick(6.0)
+    world.flush()
+    assert [each.request for each in world.heard[1]] == [0, 1]
+    for host in (7, 8):
+        world.core.heard(host, Present("cpu", "cpu", DEVICES), 7.0)
+    world.flush()
+    given = world.heard[1][-1]
+    assert (given.request, given.island) == (2, "b")

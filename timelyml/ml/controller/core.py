@@ -250,6 +250,7 @@ class Core:
         self._traces.tick(now_s)
         self._let_go()
         self.places.renewals.tick(now_s)
+        self.places.answer(now_s)
         for timed in self.dispatch.deadlines.overdue(now_s):
             error = timed.fail(self.buffers, self._outbox)
             host = self._slices[timed.placement].hosts[0]
@@ -259,6 +260,7 @@ class Core:
         """When `tick` has something to do, if ever."""
         deadlines = (
             self.places.manager.next_deadline(),
+            self.places.next_deadline(),
             self._names.next_deadline(),
             self._traces.next_deadline(),
             self._arrivals.next_deadline(),
@@ -279,6 +281,7 @@ class Core:
     def hosts_started(self, order: str, hosts: tuple[int, ...], now_s: float) -> None:
         """Take note of processes that were started for an island; none if not."""
         self.places.renewals.hosts_started(order, hosts, now_s)
+        self.places.answer(now_s)
 
     def _add_order(self, order: str) -> None:
         policy = self._policy() if self._policy is not None else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from timelyml.errors import SliceError, TimelyError
@@ -35,6 +36,15 @@ from timelyml.ml.resources import (
 )
 from timelyml.ml.resources.meshes import mesh_of
 from timelyml.runtime.failure import pack_error
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A request for a slice; late once it may wait no more, if that is known by now."""
+
+    client: int
+    message: AskSlice
+    late_s: float | None = None
 
 
 class Places:
@@ -83,7 +93,7 @@ class Places:
             living=self._living,
         )
         self._devices: dict[str, tuple[int, int]] = {}  # host and position, by name
-        self._waiting: list[tuple[int, AskSlice]] = []  # until all hosts are there
+        self._waiting: list[_Asked] = []  # until it is known what there is
         self._asked: dict[str, tuple[int, AskSlice]] = {}  # until devices are given
         self.renewals = Renewals(
             self._islands,
@@ -186,7 +196,7 @@ class Places:
         """Take what a client says of slices and devices; return whether it was that."""
         match message:
             case AskSlice():
-                self._waiting.append((client, message))
+                self._waiting.append(_Asked(client, message))
                 self.answer(now_s)
             case _:
                 return self._changes.handle(client, message)
@@ -198,18 +208,25 @@ class Places:
 
     def leave(self, client: int) -> None:
         """Forget what a client asked for."""
-        self._waiting = [each for each in self._waiting if each[0] != client]
+        self._waiting = [each for each in self._waiting if each.client != client]
         self._changes.leave(client)
         for name in [name for name, (who, _) in self._asked.items() if who == client]:
             del self._asked[name]
             self.follow(self.manager.release(name))
 
     def answer(self, now_s: float) -> None:
-        """Take requests for slices, once it is known what there is."""
-        if not self.is_complete:
+        """Take requests for slices, once it is known what there is.
+
+        What no devices that are there could meet waits for those that are on their way.
+        """
+        if not (self._waiting and self.is_complete):
             return
         waiting, self._waiting = self._waiting, []
-        for client, message in waiting:
+        for asked in waiting:
+            client, message = asked.client, asked.message
+            if asked.late_s is None and message.timeout_s is not None:
+                asked.late_s = now_s + message.timeout_s
+            left_s = None if asked.late_s is None else max(0.0, asked.late_s - now_s)
             name = f"slice-{next(self._numbers)}"
             shape = tuple(zip(message.axis_names, message.axis_sizes, strict=True))
             self._asked[name] = client, message
@@ -223,11 +240,33 @@ class Places:
                     message.memory_bytes,
                     message.is_adjacent,
                 )
-                effects = self.manager.request(request, now_s, message.timeout_s)
+                effects = self.manager.request(request, now_s, left_s)
             except SliceError as error:
-                self._refuse(name, error)
+                is_coming = any(each.is_coming for each in self._islands.values())
+                # Of what makes no sense, it does not matter what there is.
+                if is_coming and "available" in error.values and left_s != 0:
+                    del self._asked[name]
+                    self._waiting.append(asked)
+                else:
+                    self._refuse(name, self._explained(error))
             else:
                 self.follow(effects)
+
+    def next_deadline(self) -> float | None:
+        """When a request that waits for devices to come has waited for too long."""
+        late = [x.late_s for x in self._waiting if x.late_s is not None]
+        return min(late, default=None)
+
+    def _explained(self, error: SliceError) -> SliceError:
+        """Say of a refusal which devices there would be, but for a loss."""
+        lost = [
+            f"island {each.name!r} is lost: {each.error}"
+            for each in self._islands.values()
+            if each.error is not None
+        ]
+        if not lost:
+            return error
+        return SliceError("; ".join([str(error), *lost]), **error.values)
 
     def step(self) -> None:
         """Go on with slices that move, and tell those who wait for it."""

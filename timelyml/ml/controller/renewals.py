@@ -76,6 +76,12 @@ class Island:
         return self.error is not None or len(self.present) == len(self.hosts)
 
     @property
+    def is_coming(self) -> bool:
+        """Whether devices of it are on their way."""
+        is_forming = not self.is_complete and bool(self.living)
+        return is_forming or (self.is_renewing and not self.is_replaced)
+
+    @property
     def living(self) -> list[int]:
         """The hosts that can still be told something."""
         return [host for host in self.hosts if host not in self.dead]
@@ -282,10 +288,13 @@ class Renewals:
     def _try_again(self, island: Island, error: TimelyError) -> None:
         """Start others in place of those that could not form an island."""
         before, island.before = island.before, None
+        is_first = before is None and not island.is_complete
         island.error = island.error or error
         for host in island.living:
             self._dismiss(island, host)
         if before is None:
+            if is_first:
+                self.renew(island, len(island.hosts), error)
             return
         self._drop(island)
         before.is_renewing = False
