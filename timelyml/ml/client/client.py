@@ -7,7 +7,7 @@ runs ahead of the workers by a bounded number of calls.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,6 +23,7 @@ from timelyml.ml.client.inbox import Inbox
 from timelyml.ml.client.link import Link
 from timelyml.ml.client.programs import Programs
 from timelyml.ml.client.releases import Releases
+from timelyml.ml.client.requests import Requests
 from timelyml.ml.client.resources import Resources
 from timelyml.ml.client.sharing import held, numbers_of, put_together, taken_apart
 from timelyml.ml.client.slices import Slice, check_axes, check_demands, placed_leaves
@@ -77,16 +78,17 @@ class Client:
     def __init__(
         self, link: Link, *, max_unfinished_calls: int = MAX_UNFINISHED_CALLS
     ) -> None:
-        self.resources = Resources(self._ask, self.send)
         self._link = link
         self._inbox = Inbox(max_unfinished_calls, self._on_slice)
+        requests = Requests(self.send, self._inbox)
+        self._ask, self._why = requests.ask, requests.why
+        self.resources = Resources(self._ask, self.send)
         self._slices: dict[str, Slice] = {}
         self._computations = Computations(self.send, self._ask)
         self.register = self._computations.register
         self.compiled = self._computations.compiled
         self.check_compiled = self._computations.check
         self._programs = Programs(self, self._slices)
-        self._requests = itertools.count(1)
         self._number, max_calls = link.connect(self._inbox.receive)
         self._inbox.max_unfinished_calls = min(max_unfinished_calls, max_calls)
         self._releases = Releases(link)  # has a thread, so not before it is let in
@@ -94,7 +96,7 @@ class Client:
         self.release, self.let_go = self._releases.add, self._inbox.forget
         self._ahead = Ahead(link, self._inbox, self._releases, self._programs.register)
         self.flush_calls = self._ahead.flush
-        waits = Waits(self._ahead, self._inbox)
+        waits = Waits(self._ahead, self._inbox, self._why)
         self.ask_news, self.wait_ready = waits.ask_news, waits.wait_ready
         self.value_of, self.arrival = waits.value_of, waits.arrival
         self._buffers = itertools.count((self._number << CLIENT_BITS) + 1)
@@ -213,6 +215,7 @@ class Client:
         """Send a host array to a slice; return a handle of it."""
         handle = self.new_handle(slice_, array_type, spec)
         handle.put()
+        self._inbox.put(handle)
         array = as_sealed(value, array_type)
         self._releases.flush()  # what they took may be needed
         self.send(Put(handle.buffer, slice_.name, array_type, spec, array))
@@ -302,6 +305,19 @@ class Client:
         answer: Usage = self._ask(AskUsage, "the list of clients")
         return answer.clients
 
+    def explain_stall(self, handle: Handle | None = None) -> str:
+        """Say what a value waits for, who holds it up, and since when.
+
+        Args:
+            handle: The value; None: which slices and islands are not there yet.
+
+        Raises:
+            TimelyError: The controller does not answer.
+        """
+        buffer = 0 if handle is None else handle.buffer
+        self._ahead.flush()
+        return self._why(buffer)
+
     def another(self, *, weight: int = 1, priority: int = 0) -> Client:
         """Return another client of the same cluster, as if it were another program.
 
@@ -341,14 +357,6 @@ class Client:
 
     def __repr__(self) -> str:
         return f"<Client {self._number}, {'open' if self._inbox.is_open else 'closed'}>"
-
-    def _ask(
-        self, make: Callable[[int], Any], what: str, timeout_s: float | None = None
-    ) -> Any:
-        """Send a request and wait for its answer."""
-        request = next(self._requests)
-        self.send(make(request))
-        return self._inbox.answer_to(request, what, timeout_s)
 
     def _on_slice(self, news: Moved | NotCompiled) -> None:
         if isinstance(news, NotCompiled):

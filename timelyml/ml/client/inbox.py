@@ -51,6 +51,7 @@ class Inbox:
         self._listeners: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         # Each until it is forgotten: a weak dictionary takes 1 us more for every call.
         self._handles: dict[int, weakref.ref[Handle]] = {}
+        self._unasked: dict[int, None] = {}  # put, and nobody waited for them
         self._answers: dict[int, Any] = {}
         self._fetching: set[int] = set()
         self._num_unfinished = 0
@@ -80,12 +81,26 @@ class Inbox:
         """Take news of handles from now on, as long as anybody else holds them."""
         self._handles.update({each.buffer: weakref.ref(each) for each in handles})
 
+    def put(self, handle: Handle) -> None:
+        """Take note that news of a handle come only if they are asked for."""
+        self._unasked[handle.buffer] = None
+
+    def asked(self, handle: Handle) -> None:
+        """Take note that news of a handle come."""
+        self._unasked.pop(handle.buffer, None)
+
+    def unasked(self, most: int) -> list[Handle]:
+        """Return handles of what was put of which nobody asked news, the first ones."""
+        found = map(self.get, list(self._unasked)[:most])
+        return [each for each in found if each is not None]
+
     def forget(self, handle: Handle) -> None:
         """Take note that nobody holds a handle any more; from any thread."""
         found = self._handles.get(handle.buffer)
         there = None if found is None else found()
         if there is None or there is handle:  # else the number has another by now
             self._handles.pop(handle.buffer, None)
+            self._unasked.pop(handle.buffer, None)
 
     def get(self, buffer: int) -> Handle | None:
         """Return the handle of a buffer, if anybody holds it."""

@@ -52,12 +52,16 @@ class Admission:
     Args:
         limits: How much they may have.
         directory: Knows the bytes of what they hold.
+
+    Attributes:
+        now_s: The time, as those set it who take what clients say.
     """
 
     def __init__(self, limits: Limits, directory: Directory) -> None:
         self._limits = limits
         self._directory = directory
         self._num_calls: Counter[int] = Counter()
+        self.now_s = 0.0
 
     def check_call(
         self, client: int, outputs: Iterable[Buffer], given: Iterable[int] = ()

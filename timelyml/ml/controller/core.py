@@ -23,6 +23,7 @@ from timelyml.ml.controller.clients import ClientOptions
 from timelyml.ml.controller.code import Code
 from timelyml.ml.controller.code_messages import AskCompiled, Register
 from timelyml.ml.controller.dispatching import Dispatch
+from timelyml.ml.controller.explaining import Explanations
 from timelyml.ml.controller.flow_runs import MAX_PARTS_AHEAD
 from timelyml.ml.controller.gauging import Gauges
 from timelyml.ml.controller.messages import (
@@ -115,6 +116,14 @@ class Core:
             outbox=self._outbox,
             add_order=self._add_order,
         )
+        self._explanations = Explanations(
+            self.dispatch,
+            self.buffers.directory,
+            slices=self._slices,
+            places=self.places,
+            code=self._code,
+            outbox=self._outbox,
+        )
         self._arrivals = Arrivals(
             self.places.names,
             self._add_island,
@@ -162,7 +171,7 @@ class Core:
         Raises:
             WireError: It is none that a client says; nothing has changed.
         """
-        self._now_s = now_s
+        self._now_s = self.buffers.admission.now_s = now_s
         if client not in self._clients:
             return
         check_message(client, message, self._slices)
@@ -192,6 +201,7 @@ class Core:
                     self._traces.handle(*event)
                     or self._gauges.handle(client, message)
                     or self.places.handle(*event)
+                    or self._explanations.handle(*event)
                 ):
                     self._names.handle(*event)
 
@@ -204,6 +214,7 @@ class Core:
             return
         island = self.places.island_of(host)
         if island is not None and host not in island.dead:
+            self._explanations.heard(host, now_s)
             self._hear(island, host, message, now_s)
 
     def _hear(self, island: Island, host: int, message: Any, now_s: float) -> None:

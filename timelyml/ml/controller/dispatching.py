@@ -118,7 +118,7 @@ class Dispatch:
         self._works[work.program] = work
         for name in work.slices:
             self._slices[name].num_calls += 1
-        work.num_moves = self.num_moves
+        work.num_moves, work.since_s = self.num_moves, admission.now_s
 
     def close(self, slice_: SliceRecord, *, is_in_turn: bool) -> None:
         """Let nothing begin on a slice but, if `is_in_turn`, what came before."""

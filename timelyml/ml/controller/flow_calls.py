@@ -78,6 +78,7 @@ class FlowRecord:
     is_ordered: bool = False
     num_waits: int = 0
     num_moves: int = 0
+    since_s: float = 0.0
     device_ns: int = 0
     dependants: list[tuple[str, int, int]] = field(default_factory=list)
     error: bytes | None = None

@@ -15,6 +15,7 @@ from timelyml.ml.controller.code_messages import (
     NotCompiled,
     Register,
 )
+from timelyml.ml.controller.explained import AskWhy, Why
 from timelyml.ml.controller.gauged import CountBuffers, Gauged, OpenGauge, ReadGauge
 from timelyml.ml.controller.resource_messages import (
     AskDevices,
@@ -382,12 +383,13 @@ REQUESTS = (
     AskSlice, DropSlice, Register, RegisterProgram, Put, Call, CallProgram,
     CancelCalls, Release, Fetch, Publish, Open, Unpublish, Watch, AskObjects, AskUsage,
     AskCompiled, ChangeSlice, ChangeDevices, AskDevices, ReformIsland, AskTrace,
-    OpenGauge, CountBuffers, ReadGauge,
+    OpenGauge, CountBuffers, ReadGauge, AskWhy,
 )  # fmt: skip
 """What clients say."""
 
 ANSWERS = (
     SliceGiven, Refused, Acknowledged, Opened, Objects, Usage, Devices, Traced, Gauged, IsCompiled,
+    Why,
 )  # fmt: skip
 """What is told to who asked, with the number of the request."""
 

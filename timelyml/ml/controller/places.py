@@ -141,6 +141,14 @@ class Places:
         self._islands[name] = island
         self._of_host.update(dict.fromkeys(hosts, island))
 
+    def coming(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Return names of islands on their way, and the hosts that are not there yet."""
+        return [
+            (each.name, tuple(x for x in each.hosts if x not in each.present))
+            for each in self._islands.values()
+            if each.is_coming
+        ]
+
     def island_of(self, host: int) -> Island | None:
         """Return the island that a host belongs to, if it does."""
         return self._of_host.get(host)

@@ -56,6 +56,7 @@ class ProgramRecord:
         "reports",
         "results",
         "run",
+        "since_s",
         "told",
         "uses",
         "values",
@@ -91,6 +92,7 @@ class ProgramRecord:
         self.is_begun = False
         self.num_waits = 0
         self.num_moves = 0
+        self.since_s = 0.0
         self.device_ns = 0
         self.dependants: list[tuple[str, int, int]] = []
         self.error: bytes | None = None

@@ -25,6 +25,7 @@ class Work(Protocol):
         is_begun: Whether it has its memory, and the schedulers know it.
         num_waits: Work that has to be ordered before it can be.
         num_moves: How many slices had moved when it was last placed.
+        since_s: When it was called for.
         device_ns: Device time that it took so far.
         dependants: Gangs that may be ordered once this is, and their slot for it.
         error: Pickled, why it, or some of it, did not run.
@@ -39,6 +40,7 @@ class Work(Protocol):
     is_begun: bool
     num_waits: int
     num_moves: int
+    since_s: float
     device_ns: int
     error: bytes | None
 
@@ -221,6 +223,7 @@ class CallRecord:
         "owner",
         "program",
         "results",
+        "since_s",
         "slice",
         "uses",
         "values",
@@ -260,6 +263,7 @@ class CallRecord:
         self.is_ordered = False
         self.num_waits = 0
         self.num_moves = 0
+        self.since_s = 0.0
         self.device_ns = 0
         self.dependants: list[tuple[str, int, int]] = []
         self.error: bytes | None = None
