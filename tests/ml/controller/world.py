@@ -211,6 +211,9 @@ class FakeHost:
         """Send copies of what moves; nothing else of it is left, unless it is cut off."""
         is_abandoned = leave.slice in self.abandoned
         there = self.copies | (self.buffers if is_abandoned else {})
+        if is_abandoned:  # what was put may be on its way
+            late = {x.buffer for x in leave.exports if x.buffer in self.expected}
+            there |= {x: pack_error(BufferLostError("lost on its way")) for x in late}
         for export in leave.exports:
             self.export(export, there[export.buffer])
         for number in leave.buffers:

@@ -240,8 +240,8 @@ class Dispatch:
     def _claim(self, program: str) -> None:
         """Ask for the memory of work, once all is known for that."""
         work = self._works.get(program)
-        if work is None:
-            return  # it was cancelled
+        if work is None or work.is_claimed:
+            return  # it was cancelled, or let go on by two at once
         if error := work.owner.refusal(work):
             self._drop(work, error)
             return

@@ -18,7 +18,7 @@ import jax
 
 from timelyml.ml.hosts.buffers import Buffer, BufferStore, failure_of
 from timelyml.ml.hosts.compiling import Compiler, Loaded, Loader
-from timelyml.ml.hosts.lost_peers import Torn
+from timelyml.ml.hosts.lost_peers import Torn, never_came
 from timelyml.ml.hosts.mailbox import Mailbox
 from timelyml.ml.hosts.messages import (
     Compiled,
@@ -118,8 +118,9 @@ class Executor:
         for export in leave.exports:
             self._export(export)
         self.store.release(leave.buffers)
-        for buffer in leave.buffers:
-            self._exports.pop(buffer, None)
+        for buffer in leave.buffers:  # what was put may be on its way here
+            for late in set(self._exports.pop(buffer, ())) & set(leave.exports):
+                self._hear(never_came(late, self._host))
         self._waiters[leave.slice].tell(Left(leave.slice))
 
     def abandon(self, slices: Iterable[str]) -> None:
