@@ -127,7 +127,8 @@ class Moves:
             forgotten = tuple(transfers.forgotten.get(host, ()))
             if exports or forgotten:
                 self._leaving[host] = self._leaving.get(host, 0) + 1
-                self._outbox.send(host, Leave(slice_.name, exports, forgotten))
+                # What was asked of these buffers before is answered, or it never is.
+                self._outbox.send_in_turn(host, Leave(slice_.name, exports, forgotten))
             if host not in target.hosts:
                 self._outbox.book(host).dropped.append(slice_.name)
         for host in target.hosts:

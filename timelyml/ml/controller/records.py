@@ -343,6 +343,13 @@ class Outbox:
         """Send something that is no order."""
         self._effects.append(ToHost(host, body, lane))
 
+    def send_in_turn(self, host: int, body: Any) -> None:
+        """Send something after the orders that the host is to have got so far."""
+        book = self._books.pop(host, None)
+        if book is not None:
+            self._effects.append(ToHost(host, book.as_message()))
+        self.send(host, body)
+
     def dismiss(self, host: int, *, is_at_once: bool = False) -> None:
         """Let a host leave."""
         self._effects.append(Dismiss(host, is_at_once))
