@@ -39,8 +39,9 @@ BATCH_S = 2e-3
 By the pace at which they end, which includes what they cost and what others run, a client
 would collect the fewer, the slower they are, and have them cost the more."""
 
-BATCH_ALONE_S = 8e-3
-"""The same of a client that has its devices for itself."""
+BATCH_ALONE_S = 16e-3
+"""The same of a client that has its devices for itself: what calls on many devices share
+would else be shared by few of them."""
 
 MIN_UNDER_WAY = 16
 """Calls that keep devices busy while others are collected."""
@@ -112,7 +113,7 @@ class Ahead:
         self._may_travel: dict[str, bool] = {}  # of computations, by identity
         self._bell: SimpleQueue[bool] = SimpleQueue()
         self._is_closed = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._sender: threading.Thread | None = None
         weakref.finalize(self, self._bell.put, False)
 
     def takes(self, call: TracedCall) -> bool:
@@ -238,8 +239,8 @@ class Ahead:
         """End the thread."""
         self._is_closed.set()
         self._bell.put(False)
-        if self._thread is not None:
-            self._thread.join()
+        if self._sender is not None:
+            self._sender.join()
 
     def _send_now(self, message: object) -> None:
         self._inbox.check()
@@ -307,14 +308,14 @@ class Ahead:
         return number
 
     def _ring(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(
+        if self._sender is None:
+            self._sender = threading.Thread(
                 target=_serve,
                 args=(weakref.ref(self), self._bell, self._is_closed),
                 name="timelyml-ahead",
                 daemon=True,
             )
-            self._thread.start()
+            self._sender.start()
         if self._bell.empty():
             self._bell.put(True)
 

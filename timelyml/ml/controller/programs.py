@@ -216,7 +216,9 @@ class Programs:
         work.reports[gang] = work.reports.get(gang, 0) + 1
         for each, error in done.errors:
             work.errors.setdefault(each, error)
-        work.known.measured(done.device_ns, len(work.cut.blocks[gang].gangs))
+        num_launches = len(work.cut.blocks[gang].gangs)
+        is_alone = self._dispatch.clients.is_alone(work, self._slices)
+        work.known.measured(done.device_ns, num_launches, is_alone=is_alone)
         return False
 
     def output_errors(self, work: ProgramRecord) -> dict[int, bytes]:

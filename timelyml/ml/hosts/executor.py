@@ -79,7 +79,7 @@ class Executor:
         self._slices: dict[str, HostSlice] = {}
         self._waiters: dict[str, Waiter] = {}
         self._free_ns: dict[str, int] = {}
-        self._lines = Lines()
+        self._lines: Lines = {}
         self._code: dict[Code, Loaded | bytes] = {}  # or why there is none
         self._compiler = Compiler(wake, executables)
         self._mailbox = Mailbox(wake)
