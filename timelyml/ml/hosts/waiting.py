@@ -225,7 +225,11 @@ class Waiter:
 
     def _watch(self) -> None:
         while (launch := self._watches.get()) is not None:
-            if all([_is_awaited(each.outputs) for each in launch.started]):
+            is_well = True
+            for each in launch.started:
+                is_well = _is_awaited(each.outputs) and is_well
+                del each
+            if is_well:
                 self._seen = launch.sequence
             del launch  # or what the last one holds would stay in memory
             self._is_watched = False
