@@ -107,6 +107,7 @@ class Ahead:
         # Taken again by who registers a program while it sends what was collected.
         self._lock = threading.RLock()
         self._batch: Batch | None = None
+        self._most_before = 0
         # Of each sequence that came, its program; None until it comes again.
         self._numbers: dict[Key, int | None] = {}
         self._given_back: set[str] = set()
@@ -139,7 +140,12 @@ class Ahead:
     def _most(self) -> int:
         """Return how many calls may travel together."""
         inbox = self._inbox
-        return _most_at(inbox.call_s, BATCH_ALONE_S if inbox.is_alone else BATCH_S)
+        if inbox.is_alone:
+            most = _most_at(inbox.call_s, BATCH_ALONE_S, self._most_before)
+        else:
+            most = _most_at(inbox.call_s, BATCH_S)
+        self._most_before = most
+        return most
 
     def _fits(self, call: TracedCall) -> bool:
         """Whether a call could be part of a program that takes handles where they lie."""
@@ -320,16 +326,21 @@ class Ahead:
             self._bell.put(True)
 
 
-def _most_at(call_s: float, most_s: float) -> int:
+def _most_at(call_s: float, most_s: float, before: int = 0) -> int:
     """Return how many calls may travel together; few numbers, so that they come again.
+
+    What was right before stays so until calls take half as long again: each other number
+    is a program more that has to be made.
 
     >>> _most_at(10e-6, 2e-3), _most_at(100e-6, 2e-3), _most_at(1.2e-3, 2e-3)
     (128, 16, 2)
+    >>> _most_at(140e-6, 2e-3, before=16), _most_at(200e-6, 2e-3, before=16)
+    (16, 8)
     """
     most = MAX_CALLS
     while most > 2 and most * call_s > most_s:
         most //= 2
-    return most
+    return before if most < before and before * call_s <= 1.5 * most_s else most
 
 
 def _may_travel(computation: Computation) -> bool:
