@@ -13,7 +13,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from timelyml.errors import ConfigError, RunStoppedError
@@ -279,11 +279,12 @@ class Cluster:
                     options.services,
                     options.host,
                     options.advertise,
+                    self._generations,
                 )
             )
             session.start_thread()  # workers come and go while nobody asks
             return session
-        return _local_session(options)
+        return _local_session(options, self._generations)
 
 
 def run_graph(
@@ -346,7 +347,7 @@ def _own_cluster(workers: int | None, options: Mapping[str, Any]) -> Cluster:
     return Cluster(workers, **options)
 
 
-def _local_session(options: ClusterOptions) -> Session:
+def _local_session(options: ClusterOptions, generations: Iterator[int]) -> Session:
     hub = InProcessHub()
     transport = hub.transport(CONTROLLER)
     controller = Controller(
@@ -355,6 +356,7 @@ def _local_session(options: ClusterOptions) -> Session:
         clock=time.monotonic,
         startup_timeout_s=options.startup_timeout_s,
         services=options.services,
+        generations=generations,
     )
     if options.mode == "threads":
         launcher = ThreadLauncher(hub, options.workers, options.services)
