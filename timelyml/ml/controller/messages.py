@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from timelyml.ml.controller.gauged import CountBuffers, Gauged, OpenGauge, ReadGauge
+from timelyml.ml.controller.monitored import AskHosts, Hosts
 from timelyml.ml.controller.resource_messages import (
     AskDevices,
     ChangeDevices,
@@ -382,15 +383,16 @@ class Closed:
 
 
 REQUESTS = (
-    AskSlice, DropSlice, Register, RegisterProgram, Put, Call, CallProgram,
-    CancelCalls, Release, Fetch, Publish, Open, Unpublish, Watch, AskObjects, AskUsage,
-    ChangeSlice, ChangeDevices, AskDevices, ReformIsland, AskTrace,
-    OpenGauge, CountBuffers, ReadGauge,
+    AskSlice, DropSlice, Register, RegisterProgram, Put, Call, CallProgram, CancelCalls,
+    Release, Fetch, Publish, Open, Unpublish, Watch, AskObjects, AskUsage, ChangeSlice,
+    ChangeDevices, AskDevices, ReformIsland, AskTrace, OpenGauge, CountBuffers,
+    ReadGauge, AskHosts,
 )  # fmt: skip
 """What clients say."""
 
 ANSWERS = (
     SliceGiven, Refused, Acknowledged, Opened, Objects, Usage, Devices, Traced, Gauged,
+    Hosts,
 )  # fmt: skip
 """What is told to who asked, with the number of the request."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -49,6 +49,9 @@ class Loader(Protocol):
     def load(self, computation: Computation, devices: Sequence[jax.Device]) -> Loaded:
         """Return what launches a computation on these devices; takes its time."""
 
+    def forget(self, identity: str) -> None:
+        """Drop what was compiled of a computation."""
+
 
 class Compiler:
     """Compiles computations for slices, one after the other.
@@ -63,13 +66,15 @@ class Compiler:
         self._computations: dict[str, Computation] = {}
         self._executables = executables
         self._pool = ThreadPoolExecutor(1, "timelyml-compile")
-        self._done: deque[tuple[str, HostSlice, Future[Loaded]]] = deque()
+        self._done: deque[tuple[str, HostSlice, Future[Loaded], int]] = deque()
 
     def __bool__(self) -> bool:
         """Whether something is compiled that was not told yet."""
         return bool(self._done)
 
-    def load(self, identity: str, slice_: HostSlice, pickled: bytes | None) -> None:
+    def load(
+        self, identity: str, slice_: HostSlice, pickled: bytes | None, epoch: int
+    ) -> None:
         """Compile a computation; `pickled` unless it came before for another slice."""
         if pickled is not None:
             self._computations[identity] = pickle.loads(pickled)  # noqa: S301 - of an authenticated client
@@ -78,16 +83,25 @@ class Compiler:
         )
 
         def compiled(done: Future[Loaded]) -> None:
-            self._done.append((identity, slice_, done))
+            self._done.append((identity, slice_, done, epoch))
             self._wake()
 
         future.add_done_callback(compiled)
 
-    def finished(self) -> Iterator[tuple[str, HostSlice, Loaded | bytes]]:
-        """Return what was compiled, for which slice, or the pickled reason why not."""
+    def finished(self) -> Iterator[tuple[str, HostSlice, Loaded | bytes, int]]:
+        """Return what was compiled, for which slice, or the pickled reason why not.
+
+        And the epoch of the order.
+        """
         while self._done:
-            identity, slice_, future = self._done.popleft()
-            yield identity, slice_, _outcome(future)
+            identity, slice_, future, epoch = self._done.popleft()
+            yield identity, slice_, _outcome(future), epoch
+
+    def forget(self, identities: Iterable[str]) -> None:
+        """Drop computations, and what was compiled of them."""
+        for identity in identities:
+            self._computations.pop(identity, None)
+            self._executables.forget(identity)
 
     def close(self) -> None:
         """End its thread, without waiting for what it compiles."""
