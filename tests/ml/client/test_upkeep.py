@@ -7,6 +7,7 @@ import signal
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from timelyml.errors import BufferLostError, PeerError
 from timelyml.ml.client import local
@@ -93,3 +94,17 @@ def test_the_death_of_a_host_with_orders_under_way_ends_its_flow_and_no_other():
         assert eventually(lambda: num_open_epochs(client) == 0, TIMEOUT_S)
         del again, results
     before.check_gone(sockets=False)
+
+
+def test_a_host_that_cannot_obey_an_order_is_replaced_and_the_error_says_why():
+    with local(heartbeat_timeout_s=SILENCE_S) as client:
+        s = client.slice({"x": 1})
+        x = client.put(np.ones(3, np.float32), s.sharding())
+        service = client._link._service
+        service._post(lambda: service._core._outbox.order(0, "nonsense"))
+        with pytest.raises(BufferLostError, match="got what is no order"):
+            x.result(TIMEOUT_S)
+
+        again = jit(lambda x: x + 1, slice=s)(np.ones(3, np.float32))
+        np.testing.assert_array_equal(again.result(TIMEOUT_S), np.full(3, 2.0))
+        assert [each.host for each in client.resources.hosts()] == [1]

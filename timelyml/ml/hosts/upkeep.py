@@ -101,9 +101,9 @@ class Upkeep:
 
         An epoch is returned again for what ends later.
         """
-        while self._due in waiting:
-            epoch, self._due = self._due, None
+        while (epoch := self._due) in waiting and epoch is not None:
             reports = self._begin_all(epoch, waiting.pop(epoch))
+            self._due = None  # not if one cannot be obeyed: the rest must not be either
             yield epoch, reports
         while self._results:
             result = self._results.popleft()
