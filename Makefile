@@ -45,7 +45,7 @@ test-slow: $(READY) ## run the slow tests: thousands of simulated schedules
 
 test-compiled: $(COMPILED)/.ready ## run the tests of the runtime and the controller on compiled modules
 	@$(WITH_COMPILED) -c 'import sys; from timelyml.progress import tracker; sys.exit(tracker.__file__.endswith(".py") and "timelyml was not compiled")'
-	$(WITH_COMPILED) -m pytest -o pythonpath= -m 'not slow and not sources' $(or $(ARGS),tests/progress tests/exchange tests/runtime tests/simulation tests/operators tests/ml/controller tests/ml/scheduling tests/ml/store)
+	$(WITH_COMPILED) -m pytest -o pythonpath= -m 'not slow and not sources' $(or $(ARGS),tests/progress tests/exchange tests/runtime tests/simulation tests/operators tests/ml/controller tests/ml/hosts tests/ml/scheduling tests/ml/store)
 
 check: $(READY) ## formatting, lint, types, examples at a small size, tests
 	$(PY) -m ruff format --check .

@@ -32,7 +32,7 @@ from timelyml.ml.controller import (
     RegisterProgram,
     Release,
 )
-from timelyml.ml.controller.records import ToHost
+from timelyml.ml.controller.outbox import ToHost
 from timelyml.ml.functions import (
     ArrayType,
     Computation,

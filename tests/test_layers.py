@@ -302,7 +302,7 @@ def test_importing_timelyml_adds_little_to_numpy_and_zmq():
     given = loaded_by("import numpy, zmq")
     added = loaded_by("import numpy, zmq, timelyml") - given
 
-    assert len(added) < 240
+    assert len(added) < 250
     heavy = {"asyncio", "email", "http", "multiprocessing", "optree", "rich", "typer"}
     assert not added & heavy
     packages = {".".join(module.split(".")[:2]) for module in added}

@@ -1,4 +1,4 @@
-"""Commands about islands that outlive their clients: serve, worker, objects, top."""
+"""Commands about islands that outlive their clients: serve, worker, objects, top, hosts."""
 
 from __future__ import annotations
 
@@ -196,14 +196,20 @@ def top(address: Address, *, key: Key = None) -> None:
     _show_of(address, key, "usage")
 
 
-def _show_of(address: str, key: str | None, what: str) -> None:
-    """Print a table of what a client of a server is told."""
+def hosts(address: Address, *, key: Key = None) -> None:
+    """List the worker processes of a served cluster: what each says that it has."""
+    _show_of(address, key, "hosts", of="resources")
+
+
+def _show_of(address: str, key: str | None, what: str, of: str | None = None) -> None:
+    """Print a table of what a client of a server, or a part of it, is told."""
     with exit_codes():
         connect: Callable[..., Any] = import_name("timelyml.ml:connect")  # loads jax
         table_of: Callable[..., Any] = import_name(f"timelyml.observe:{what}_table")
         show: Callable[..., Any] = import_name("timelyml.observe:show")
         with connect(address, key=key) as client:
-            show(table_of(getattr(client, what)()), sys.stdout)
+            asked = client if of is None else getattr(client, of)
+            show(table_of(getattr(asked, what)()), sys.stdout)
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (serve, worker, objects, top)
+COMMANDS: tuple[Callable[..., None], ...] = (serve, worker, objects, top, hosts)

@@ -6,8 +6,8 @@ the receiver keeps for as long as it has the memory mapped. So a lender that los
 to a receiver learns when nobody there can see its blocks any more, whether the process
 let go of them or died: only then are they used again.
 
-Nothing here waits. Where memory, descriptors or a taker are missing, nothing
-is lent, and the transport sends what it has to send as it would have without.
+Nothing here waits. Where memory, descriptors or a taker are missing, nothing is lent, and
+the transport sends what it has to send as it would have without.
 """
 
 from __future__ import annotations

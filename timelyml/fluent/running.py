@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from timelyml.errors import ConfigError
 from timelyml.fluent.base import FlowBase, StreamT
 from timelyml.graph import Graph
 from timelyml.runtime.cluster import Cluster, run_graph, start_graph
+from timelyml.runtime.options import refusal
 from timelyml.runtime.record import OnMessage
 from timelyml.runtime.result import Result
 from timelyml.runtime.run import Run
@@ -62,7 +64,7 @@ class RunMethods(FlowBase[StreamT]):
 
     def run(
         self,
-        workers: int | None = None,
+        workers: int | Sequence[int] | None = None,
         *,
         cluster: Cluster | None = None,
         mode: Mode | None = None,
@@ -74,6 +76,7 @@ class RunMethods(FlowBase[StreamT]):
 
         Args:
             workers: How many worker processes; default: none, the calling thread works.
+                With `cluster`: which of its `workers`; default: all.
             cluster: A cluster to run on instead.
             mode: `inline`, `threads` or `processes`, for a cluster of this run's own.
             transport: Between processes, `ipc` or `tcp`.
@@ -94,14 +97,16 @@ class RunMethods(FlowBase[StreamT]):
         graph = self.build()
         own = _own_cluster(workers, cluster, mode, transport)
         if cluster is not None:
-            return cluster.run(graph, on_message=on_message, **config)
+            some = workers if isinstance(workers, Sequence) else None
+            return cluster.run(graph, on_message=on_message, workers=some, **config)
+        count = None if isinstance(workers, Sequence) else workers
         return run_graph(
-            graph, workers=workers, on_message=on_message, cluster=own, **config
+            graph, workers=count, on_message=on_message, cluster=own, **config
         )
 
     def start(
         self,
-        workers: int | None = None,
+        workers: int | Sequence[int] | None = None,
         *,
         cluster: Cluster | None = None,
         mode: Mode | None = None,
@@ -112,7 +117,8 @@ class RunMethods(FlowBase[StreamT]):
         """Start and return at once, with a handle to feed, watch and end the run.
 
         Args:
-            workers: How many worker processes; default: a thread of this process.
+            workers: How many worker processes; default: a thread of this process. With
+                `cluster`: which of its `workers`; default: all.
             cluster: A cluster to run on instead.
             mode: See `run`.
             transport: See `run`.
@@ -133,14 +139,16 @@ class RunMethods(FlowBase[StreamT]):
         graph = self.build()
         own = _own_cluster(workers, cluster, mode, transport)
         if cluster is not None:
-            return cluster.start(graph, on_message=on_message, **config)
+            some = workers if isinstance(workers, Sequence) else None
+            return cluster.start(graph, on_message=on_message, workers=some, **config)
+        count = None if isinstance(workers, Sequence) else workers
         return start_graph(
-            graph, workers=workers, on_message=on_message, cluster=own, **config
+            graph, workers=count, on_message=on_message, cluster=own, **config
         )
 
 
 def _own_cluster(
-    workers: int | None,
+    workers: int | Sequence[int] | None,
     cluster: Cluster | None,
     mode: Mode | None,
     transport: Wire | None,
@@ -148,7 +156,7 @@ def _own_cluster(
     """Return the options of a cluster of the run's own.
 
     Raises:
-        ConfigError: There is a cluster already.
+        ConfigError: There is a cluster already, or workers are named of none.
     """
     if cluster is not None and not isinstance(cluster, Cluster):
         raise ConfigError(
@@ -156,9 +164,12 @@ def _own_cluster(
             f"one, or leave it out",
             option="cluster",
         )
+    is_choice = isinstance(workers, Sequence)
+    if cluster is None and is_choice:
+        raise refusal("workers", workers, "a count, or a cluster of which to have some")
     own = {"mode": mode, "transport": transport}
     chosen = {option: value for option, value in own.items() if value is not None}
-    if cluster is not None and (chosen or workers is not None):
+    if cluster is not None and (chosen or not (is_choice or workers is None)):
         given = sorted(chosen) or ["workers"]
         raise ConfigError(
             f"a run on a cluster has its workers already; got {', '.join(given)} too; "

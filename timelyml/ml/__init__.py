@@ -26,7 +26,13 @@ from timelyml.ml.client import (
 )
 from timelyml.ml.compiled import Compiled, compiled
 from timelyml.ml.compute import compute
-from timelyml.ml.controller import ClientUsage, LaunchSpan, ObjectInfo, TransferSpan
+from timelyml.ml.controller import (
+    ClientUsage,
+    HostInfo,
+    LaunchSpan,
+    ObjectInfo,
+    TransferSpan,
+)
 from timelyml.ml.firing import Blocks, Firing, Rule, add_firing_operator
 from timelyml.ml.fragments import NamedStages, fragments, homes, named_stages
 from timelyml.ml.functions import Ragged, jit
@@ -76,6 +82,7 @@ __all__ = [
     "Firing",
     "Handle",
     "HandleError",
+    "HostInfo",
     "IslandOptions",
     "LaunchSpan",
     "MemoryGauge",

@@ -27,7 +27,6 @@ from timelyml.exchange import (
     own_address_towards,
     split_tcp,
 )
-from timelyml.ml.client.islands import SERVICE
 from timelyml.ml.client.remote import (
     JOIN_TIMEOUT_S,
     gate_address,
@@ -37,6 +36,7 @@ from timelyml.ml.client.remote import (
 )
 from timelyml.ml.controller.gate import AskInvitation, GateAddress, Invited
 from timelyml.ml.hosts.service import HostService
+from timelyml.ml.hosts.upkeep import SERVICE
 from timelyml.runtime.boot import endpoint_from_map
 from timelyml.runtime.guests import Invitation
 from timelyml.runtime.launch import make_worker

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from timelyml.ml import ClientUsage, ObjectInfo
+from timelyml.ml import ClientUsage, HostInfo, ObjectInfo
 
 PIPED_WIDTH = 240
 """Columns where no terminal says how many there are, so that nothing is cut."""
@@ -58,6 +58,28 @@ def usage_table(clients: Iterable[ClientUsage]) -> Table:
             str(each.num_rows),
             str(each.num_idle_shards),
         )
+    return table
+
+
+def hosts_table(hosts: Iterable[HostInfo]) -> Table:
+    """Return a table of worker processes that have devices, a line for each."""
+    numbers = (
+        "process", "devices", "slices", "functions", "programs", "values", "launches",
+        "upkeep",
+    )  # fmt: skip
+    table = _table("host", "island", numbers=numbers)
+    for each in hosts:
+        counts = (
+            each.process_id,
+            each.num_devices,
+            each.num_slices,
+            each.num_functions,
+            each.num_programs,
+            each.num_buffers,
+            each.num_launches,
+            each.epoch,
+        )
+        table.add_row(f"worker {each.host}", each.island, *map(str, counts))
     return table
 
 

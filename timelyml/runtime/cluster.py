@@ -13,86 +13,27 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Self
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self
 
 from timelyml.errors import ConfigError, RunStoppedError
 from timelyml.exchange import CONTROLLER, InProcessHub
 from timelyml.graph import Graph
+from timelyml.runtime.cluster_options import ClusterOptions
 from timelyml.runtime.config import RunConfig, ShippedRun, default_mode
 from timelyml.runtime.controller import Controller
 from timelyml.runtime.failure import deserted_error
 from timelyml.runtime.guests import Invitation
 from timelyml.runtime.launch import InlineEndpoint, InlineLauncher, ThreadLauncher
-from timelyml.runtime.options import (
-    check_choice,
-    check_count,
-    check_environment,
-    check_known,
-    check_listener,
-    check_seconds,
-    refusal,
-)
+from timelyml.runtime.options import check_known, check_listener, refusal
 from timelyml.runtime.process_session import ProcessOptions, process_session
 from timelyml.runtime.record import OnMessage, RunRecord
 from timelyml.runtime.result import Result
 from timelyml.runtime.run import Run, RunIdentity
 from timelyml.runtime.run_plan import RunPlan
-from timelyml.runtime.service import ServiceSpec
 from timelyml.runtime.session import Session
 from timelyml.runtime.shipping import ship
 from timelyml.runtime.signals import HeldSignals, Interrupts
-
-Mode = Literal["inline", "threads", "processes"]
-MODES = ("inline", "threads", "processes")
-TRANSPORTS = ("ipc", "tcp")
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterOptions:
-    """Where the workers of a cluster live, and how long to wait for them.
-
-    Attributes:
-        workers: How many.
-        mode: `processes` on this machine; `threads` of this process, for work that
-            releases the interpreter's lock; `inline`, one worker in the caller's turn.
-        transport: Between processes: `ipc` (sockets private to the user) or `tcp`
-            (loopback, encrypted).
-        startup_timeout_s: By then every worker has come; and so long it may take to
-            build a graph.
-        heartbeat_timeout_s: Silence after which a worker process is given up.
-        environment: Variables of worker processes, on top of the usual ones.
-        num_devices: Virtual devices that JAX shows in each worker process.
-        services: What other packages add to the controller and to each worker.
-        host: With `tcp`, the address or interface to listen at; loopback if None.
-        advertise: With `tcp`, the address that others reach this machine under, if
-            `host` names all interfaces.
-    """
-
-    workers: int = 4
-    mode: Mode = "processes"
-    transport: Literal["ipc", "tcp"] = "ipc"
-    startup_timeout_s: float = 60.0
-    heartbeat_timeout_s: float = 10.0
-    environment: Mapping[str, str] | None = None
-    num_devices: int = 1
-    services: Sequence[ServiceSpec] = ()
-    host: str | None = None
-    advertise: str | None = None
-
-    def __post_init__(self) -> None:
-        check_choice("mode", self.mode, MODES)
-        check_choice("transport", self.transport, TRANSPORTS)
-        if self.workers or not self.services:  # those may come later, as guests
-            check_count("workers", self.workers)
-        check_count("num_devices", self.num_devices)
-        if self.mode == "inline" and self.workers != 1:
-            raise refusal("workers", self.workers, "1 where mode is 'inline'")
-        check_seconds("startup_timeout_s", self.startup_timeout_s)
-        check_seconds("heartbeat_timeout_s", self.heartbeat_timeout_s)
-        if self.environment is not None:
-            check_environment(self.environment)
 
 
 class Cluster:
@@ -117,8 +58,18 @@ class Cluster:
         """How many workers a run has that starts now; others may join later."""
         return len(self._members())
 
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """The workers that a run has that starts now, by which some can be chosen."""
+        return tuple(self._members())
+
     def start(
-        self, graph: Graph, *, on_message: OnMessage | None = None, **config: Any
+        self,
+        graph: Graph,
+        *,
+        on_message: OnMessage | None = None,
+        workers: Sequence[int] | None = None,
+        **config: Any,
     ) -> Run:
         """Start a dataflow and return its handle at once.
 
@@ -126,6 +77,9 @@ class Cluster:
             graph: What to run.
             on_message: Called with (operator, shard, tag, body) for what operators
                 send to the driver; in the controller's thread, so it must be quick.
+            workers: Some of those of the cluster, which are workers 0, 1, ... of the
+                run in this order; the end of any other does not concern it. Default:
+                all.
             config: Options of `RunConfig`.
 
         Raises:
@@ -133,10 +87,15 @@ class Cluster:
             ConfigError: An option is unknown or has a value that cannot work.
             PlacementError: A shard is placed on a worker that does not exist.
         """
-        return self._start(graph, on_message, config)
+        return self._start(graph, on_message, config, workers=workers)
 
     def run(
-        self, graph: Graph, *, on_message: OnMessage | None = None, **config: Any
+        self,
+        graph: Graph,
+        *,
+        on_message: OnMessage | None = None,
+        workers: Sequence[int] | None = None,
+        **config: Any,
     ) -> Result:
         """Run a dataflow to its end and return what it collected.
 
@@ -152,7 +111,11 @@ class Cluster:
             session = self._usable_session()
             is_caller_driven = self.options.mode == "inline" and not session.has_thread
             run = self._start(
-                graph, on_message, config, is_caller_driven=is_caller_driven
+                graph,
+                on_message,
+                config,
+                workers=workers,
+                is_caller_driven=is_caller_driven,
             )
             run.close_inputs()
             if is_caller_driven:
@@ -215,6 +178,7 @@ class Cluster:
         on_message: OnMessage | None,
         config: Mapping[str, Any],
         *,
+        workers: Sequence[int] | None = None,
         is_caller_driven: bool = False,
         is_only_run: bool = False,
     ) -> Run:
@@ -225,11 +189,14 @@ class Cluster:
                 "flow.run(cluster=cluster), or pass what flow.build() returns"
             )
         check_listener(on_message)
-        num_processes = self.options.workers if self.options.mode == "processes" else 1
-        mode = default_mode(num_processes, len(os.sched_getaffinity(0)))
-        run_config = make_config({"progress_mode": mode, **config})
         if not (members := self._members()):
             raise deserted_error(self)
+        num_processes = self.options.workers if self.options.mode == "processes" else 1
+        if workers is not None:
+            members = _chosen(workers, members)
+            num_processes = min(num_processes, len(members))
+        mode = default_mode(num_processes, len(os.sched_getaffinity(0)))
+        run_config = make_config({"progress_mode": mode, **config})
         resolved = graph.resolve(len(members), placement=run_config.placement)
         shipped = ship(ShippedRun(resolved, run_config))
         session = self._usable_session()
@@ -312,11 +279,12 @@ class Cluster:
                     options.services,
                     options.host,
                     options.advertise,
+                    self._generations,
                 )
             )
             session.start_thread()  # workers come and go while nobody asks
             return session
-        return _local_session(options)
+        return _local_session(options, self._generations)
 
 
 def run_graph(
@@ -360,13 +328,26 @@ def make_config(options: Mapping[str, Any]) -> RunConfig:
     return RunConfig(**options)
 
 
+def _chosen(workers: Sequence[int], members: Sequence[int]) -> Sequence[int]:
+    """Return the workers of a run that has some of a cluster's.
+
+    Raises:
+        ConfigError: One is not there or named twice, or there is none.
+    """
+    chosen = tuple(workers) if isinstance(workers, Sequence) else ()
+    if not chosen or len({*chosen}) < len(chosen) or not {*chosen} <= {*members}:
+        rule = f"some of {list(members)}, each once; cluster.workers has those there"
+        raise refusal("workers", workers, rule)
+    return chosen
+
+
 def _own_cluster(workers: int | None, options: Mapping[str, Any]) -> Cluster:
     if workers is None:
         return Cluster(1, **{"mode": "inline", **options})
     return Cluster(workers, **options)
 
 
-def _local_session(options: ClusterOptions) -> Session:
+def _local_session(options: ClusterOptions, generations: Iterator[int]) -> Session:
     hub = InProcessHub()
     transport = hub.transport(CONTROLLER)
     controller = Controller(
@@ -375,6 +356,7 @@ def _local_session(options: ClusterOptions) -> Session:
         clock=time.monotonic,
         startup_timeout_s=options.startup_timeout_s,
         services=options.services,
+        generations=generations,
     )
     if options.mode == "threads":
         launcher = ThreadLauncher(hub, options.workers, options.services)

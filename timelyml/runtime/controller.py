@@ -7,8 +7,9 @@ class. Handles reach it from other threads through `post` and `ask` only.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from timelyml.errors import (
@@ -40,6 +41,7 @@ from timelyml.runtime.run_plan import RunPlan
 from timelyml.runtime.run_state import RunState
 from timelyml.runtime.runs import Event, Observer, Runs
 from timelyml.runtime.service import ServiceHost, ServiceSpec
+from timelyml.runtime.service_runs import ServiceRuns
 
 MEMBERSHIP_CHECK_S = 1.0
 # A dead worker shows first by its links; how it died is known a moment later.
@@ -57,6 +59,7 @@ class Controller:
         heartbeat_timeout_s: Silence after which a worker is given up, or None.
         keeper: Who can tell of the workers' processes and end them.
         services: What other packages add; found by name in `services`.
+        generations: Numbers for runs that services start; default: from 1 on.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Controller:
         heartbeat_timeout_s: float | None = None,
         keeper: Keeper | None = None,
         services: Sequence[ServiceSpec] = (),
+        generations: Iterator[int] | None = None,
     ) -> None:
         self.num_workers = num_workers
         self.is_stopped = False
@@ -88,6 +92,8 @@ class Controller:
         self.guests = Guests(
             transport, self.membership, keeper, self._suspect, self.runs
         )
+        numbers = itertools.count(1) if generations is None else generations
+        self.service_runs = ServiceRuns(self.runs, self.start_run, numbers)
         self.services = ServiceHost(
             services,
             "controller",
@@ -97,6 +103,7 @@ class Controller:
             clock=clock,
             dismiss=self.guests.dismiss,
             start_workers=self.guests.start_workers,
+            run=self.service_runs.start,
         )
         if not num_workers:
             self.post(self._open)
@@ -307,8 +314,8 @@ class Controller:
         return None
 
     def _open(self) -> None:
-        self.services.joined()
         self.guests.open(self.services)
+        self.services.joined()  # which may start runs
 
     def _on_hello(self, worker: int, message: Hello) -> None:
         if message.version != HANDSHAKE:

@@ -43,6 +43,7 @@ from timelyml.runtime.outside import Wakes, close_outside
 from timelyml.runtime.pickles import unsendable_failure
 from timelyml.runtime.progress_link import ProgressLink
 from timelyml.runtime.refunds import Refunds
+from timelyml.runtime.service import no_service
 from timelyml.runtime.state import StateLimit, StateStore
 from timelyml.runtime.timers import Timers, earliest
 from timelyml.runtime.whereabouts import Whereabouts
@@ -70,12 +71,14 @@ class Dataflow:
         clock: Callable[[], float],
         spill_directory: Path,
         memory: Any = None,
+        service: Callable[[str], Any] = no_service,
     ) -> None:
         self.graph = graph
         self.config = config
         self.generation = generation
         self.worker_index = worker_index
         self.num_workers = num_workers
+        self.service = service
         self.has_failed = False
         self.log: EventLog | None = None
         self.numbers: dict[int, int] = {}  # of workers whose own are others

@@ -23,6 +23,7 @@ def deploy(
     clock: Callable[[], float],
     spill_directory: Path,
     memory: Any = None,
+    service: Callable[[str], Any],
 ) -> Dataflow:
     """Build the part of a run that a worker does.
 
@@ -34,6 +35,7 @@ def deploy(
         clock: Monotonic seconds.
         spill_directory: Where that goes.
         memory: In which it notes where it is, see `whereabouts.py`.
+        service: Returns the half of a service that the worker has.
 
     Raises:
         BaseException: Whatever a shipped value raises as it is unpickled.
@@ -64,6 +66,7 @@ def deploy(
         clock=clock,
         spill_directory=spill_directory,
         memory=memory,
+        service=service,
     )
     dataflow.log, dataflow.numbers = log, numbers
     return dataflow

@@ -68,6 +68,7 @@ class OperatorInstance:
         self.received: Any = None  # the payload of the delivery being processed
         self.outputs = outputs
         self.now: Callable[[], float] = turn.now
+        self.service: Callable[[str], Any] = turn.service
         self._rights = Rights(spec, output_locations, table)
         self.may_send: Callable[[int, UserTime], bool] = self._rights.may_send
         self.shards = {index: Shard(self, index, outputs) for index in local_shards}

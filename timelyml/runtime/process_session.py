@@ -6,7 +6,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -32,7 +32,7 @@ SPIN_S = 2e-3
 
 @dataclass(frozen=True, slots=True)
 class ProcessOptions:
-    """What the options of a cluster say about its processes."""
+    """What the options of a cluster say about its processes, and numbers for runs."""
 
     workers: int
     transport: Literal["ipc", "tcp"]
@@ -43,6 +43,7 @@ class ProcessOptions:
     services: Sequence[ServiceSpec] = ()
     host: str | None = None
     advertise: str | None = None
+    generations: Iterator[int] | None = None
 
 
 def process_session(options: ProcessOptions) -> Session:
@@ -108,6 +109,7 @@ def process_session(options: ProcessOptions) -> Session:
         heartbeat_timeout_s=options.heartbeat_timeout_s,
         keeper=launcher,
         services=options.services,
+        generations=options.generations,
     )
     return Session(controller, transport, launcher, controller, invite)
 

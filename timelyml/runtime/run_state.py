@@ -168,8 +168,7 @@ class RunState:
         self, worker: int, peer: int, error: TimelyError, now: float
     ) -> list[Effect]:
         """A worker hears no more of another: a run that has both cannot go on."""
-        is_hit = worker in self._members and peer in self._members
-        return self.fail(error, now) if is_hit else []
+        return self.fail(error, now) if {worker, peer} <= {*self._members} else []
 
     def number_of(self, worker: int) -> int:
         """Return the number in the run of a worker of the cluster."""
@@ -198,8 +197,10 @@ class RunState:
         )
         return min((t for t in times if t is not None), default=None)
 
-    def send_input(self, operator: int, shard: int, body: Any) -> list[Effect]:
-        """Pass a message of an input handle on; bulk, so that it stays in order."""
+    def send_input(
+        self, operator: int, shard: int, body: Any, lane: Lane = Lane.BULK
+    ) -> list[Effect]:
+        """Pass a message of an input handle on; on one lane, so it stays in order."""
         if self.phase in (RunPhase.ENDING, RunPhase.ENDED):
             return []
         spec = self.plan.graph.operators[operator]
@@ -207,7 +208,7 @@ class RunState:
         num_shards = spec.num_shards or self.plan.num_workers
         worker = placement.worker_of(shard, num_shards, self.plan.num_workers)
         message = OperatorMessage(self.plan.generation, operator, shard, body)
-        send = Send(self._members[worker], message, Lane.BULK)
+        send = Send(self._members[worker], message, lane)
         if self.phase is RunPhase.RUNNING:
             return [send]
         self._early.append(send)
@@ -381,9 +382,8 @@ class RunState:
         return self._to_all(Drop(self.plan.generation, reason))
 
     def _end_if_answered(self) -> list[Effect]:
-        if self.phase is RunPhase.ENDING and not self._awaited:
-            return self._finish()
-        return []
+        is_over = self.phase is RunPhase.ENDING and not self._awaited
+        return self._finish() if is_over else []
 
     def _finish(self) -> list[Effect]:
         self.phase = RunPhase.ENDED

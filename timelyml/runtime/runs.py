@@ -34,6 +34,7 @@ class Runs:
         self._send = send
         self._runs: dict[int, tuple[RunState, Observer]] = {}
         self._touched: set[int] = set()
+        self._due: dict[int, float] = {}  # of most runs nothing is ever due
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -46,6 +47,7 @@ class Runs:
     def add(self, run: RunState, observer: Observer) -> None:
         """Take a run in; `observer` hears of it until `Ended`."""
         self._runs[run.plan.generation] = (run, observer)
+        self._note_due(run)
 
     def decide(self, generation: int, event: Event) -> None:
         """Let a run decide something; nothing if it is over."""
@@ -60,6 +62,7 @@ class Runs:
             effects = run.fail(own_failure("the controller", error), now)
         if run.phase is RunPhase.ENDED:
             self._runs.pop(generation, None)
+        self._note_due(run)
         for effect in effects:
             if isinstance(effect, Send):
                 self._send(effect)
@@ -102,22 +105,26 @@ class Runs:
 
     def tick(self, now: float) -> bool:
         """Let runs act whose deadlines have passed; True if there are any."""
-        due = [
-            generation
-            for generation, (run, _) in self._runs.items()
-            if (deadline := run.next_deadline()) is not None and now >= deadline
-        ]
+        due = [generation for generation, at in self._due.items() if now >= at]
         for generation in due:
             self.decide(generation, RunState.tick)
         return bool(due)
 
     def deadlines(self) -> list[float]:
         """Return when `tick` has to be called."""
-        found = (run.next_deadline() for run, _ in self._runs.values())
-        return [deadline for deadline in found if deadline is not None]
+        return list(self._due.values())
 
     def end_all(self, error: TimelyError) -> None:
         """Tell observers that their runs ended so, not asking workers."""
         for generation, (_, observer) in list(self._runs.items()):
             del self._runs[generation]
+            self._due.pop(generation, None)
             observer(Ended(error.anew()))
+
+    def _note_due(self, run: RunState) -> None:
+        """Note when something of a run is due: it changes as the run decides only."""
+        generation, deadline = run.plan.generation, run.next_deadline()
+        if deadline is None or generation not in self._runs:
+            self._due.pop(generation, None)
+        else:
+            self._due[generation] = deadline

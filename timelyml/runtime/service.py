@@ -19,6 +19,8 @@ from typing import Any, Protocol
 
 from timelyml.errors import ConfigError, InvariantError, PeerError, TimelyError
 from timelyml.exchange import Lane
+from timelyml.graph import Graph
+from timelyml.runtime.effects import Effect
 from timelyml.runtime.messages import ServiceMessage
 
 
@@ -75,6 +77,31 @@ class Service(Protocol):
 Send = Callable[[int, object, Lane], None]
 
 
+class OwnRun(Protocol):
+    """A dataflow that a service runs; for the thread that drives it."""
+
+    generation: int
+
+    def send(self, name: str, shard: int, epoch: int, records: list[object]) -> None:
+        """Send records to a shard of an input at an epoch, which never falls."""
+
+    def advance_to(self, name: str, epoch: int) -> None:
+        """Promise that an input brings nothing before an epoch any more."""
+
+    def cancel(self) -> None:
+        """Give it up."""
+
+
+RunFlow = Callable[[Graph, Sequence[int], Callable[[Effect], None]], OwnRun]
+
+
+def _run_nothing(
+    graph: Graph, workers: Sequence[int], hear: Callable[[Effect], None]
+) -> OwnRun:
+    del workers, hear
+    raise InvariantError(f"only the half beside the controller runs {graph.name!r}")
+
+
 @dataclass(frozen=True, slots=True)
 class ServiceSite:
     """Where one half of a service runs, and what it may use there.
@@ -90,6 +117,9 @@ class ServiceSite:
             argument says so, ends it at once.
         start_workers: Beside the controller, starts so many workers more, which join
             later; returns their indices, or none where they cannot be started.
+        run: Beside the controller, runs a dataflow on some workers: what its operators
+            send and how far its probes are comes as effects, and `Ended` last. It is
+            sent to at once, and gets that once it runs.
     """
 
     index: int
@@ -99,6 +129,7 @@ class ServiceSite:
     options: Mapping[str, Any]
     dismiss: Callable[[int, bool], None] = lambda *_: None
     start_workers: Callable[[int], tuple[int, ...]] = lambda _: ()
+    run: RunFlow = _run_nothing
 
 
 class ServiceHost:
@@ -113,6 +144,7 @@ class ServiceHost:
         clock: Monotonic seconds.
         dismiss: Lets a worker leave for good.
         start_workers: Starts more workers, which join later.
+        run: Runs a dataflow on some workers.
     """
 
     def __init__(
@@ -126,6 +158,7 @@ class ServiceHost:
         clock: Callable[[], float],
         dismiss: Callable[[int, bool], None] = lambda *_: None,
         start_workers: Callable[[int], tuple[int, ...]] = lambda _: (),
+        run: RunFlow = _run_nothing,
     ) -> None:
         self._services: dict[str, Service] = {}
         self._early: list[tuple[int, ServiceMessage]] | None = []
@@ -133,7 +166,7 @@ class ServiceHost:
         for spec in specs:
             say = partial(_send, send, spec.name)
             site = ServiceSite(
-                index, say, wake, clock, spec.options, dismiss, start_workers
+                index, say, wake, clock, spec.options, dismiss, start_workers, run
             )
             make = import_name(getattr(spec, half))
             self._services[spec.name] = make(site)
@@ -212,6 +245,19 @@ class ServiceHost:
         self._is_closed = True
         for service in reversed(services):
             service.close(error)
+
+
+def no_service(name: str) -> Any:
+    """Refuse to return a service, where there is none.
+
+    Raises:
+        ConfigError: Always.
+    """
+    raise ConfigError(
+        f"there is no service {name!r}; got a worker without any; expected one of its "
+        "cluster; name it when the cluster is made",
+        option="services",
+    )
 
 
 def message_types(specs: Sequence[ServiceSpec]) -> list[type]:

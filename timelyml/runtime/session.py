@@ -228,6 +228,9 @@ class Session:
         """Say what the runs wait for; called in the thread of the enquiries."""
         with self._lock:
             runs = [each for each in self._runs.items() if not each[0].is_ended]
+        for plan, record in self.controller.service_runs.open():
+            identity = RunIdentity(plan.generation, plan.graph, plan.config)
+            runs.append((record, identity))
         return {
             "process_id": os.getpid(),
             "program": " ".join(sys.argv) or "python",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -16,64 +16,9 @@ from timelyml.errors import CapabilityError, RoutingError
 from timelyml.exchange import as_payload, seal
 from timelyml.progress import Capability, Frontier, UserTime
 from timelyml.runtime.channels import OutChannel
+from timelyml.runtime.holder import Host
 from timelyml.runtime.metrics import PEAK_SUFFIX
 from timelyml.runtime.state import DEFAULT_NAME
-
-
-class Host(Protocol):
-    """What a shard asks of the operator instance that holds it."""
-
-    name: str
-    num_shards: int
-    worker_index: int
-    num_workers: int
-    notified_ports: tuple[int, ...]
-    received: Any  # payload of the delivery being processed, sealed by its sender
-    now: Callable[[], float]  # the worker's clock
-    metrics: dict[str, float]  # figures of the operator on this worker
-    may_send: Callable[[int, UserTime], bool]  # whether anything justifies it
-
-    def mint(self, output: int, time: UserTime, site: str) -> Capability:
-        """Mint a capability; the caller has checked that it is justified."""
-
-    def initial(self, output: int, site: str) -> Capability:
-        """Clone the initial capability; only while operators start."""
-
-    def request(
-        self,
-        shard: int,
-        time: UserTime,
-        ports: tuple[int, ...] | None,
-        outputs: tuple[int, ...] | None,
-    ) -> None:
-        """Ask for a notification."""
-
-    def state_cell(self, shard: int, name: str) -> dict[Any, Any]:
-        """The dictionary of (this operator, shard, name)."""
-
-    def port_frontier(self, port: int) -> Frontier:
-        """Frontier of an input port, over all workers."""
-
-    def is_complete(self, shard: int, time: UserTime, ports: tuple[int, ...]) -> bool:
-        """Whether the ports have everything for the shard at `time`."""
-
-    def activate(self, shard: int, after_s: float) -> None:
-        """Run `on_activate` of the shard, now or later."""
-
-    def waker(self, shard: int) -> Callable[[], None]:
-        """Return what activates a shard from any thread."""
-
-    def can_start_epoch(self, shard: int, epoch: int) -> bool:
-        """Whether the epoch credit allows `epoch` to be opened."""
-
-    def may_go_on(self) -> bool:
-        """Whether a callback may do more than one thing now."""
-
-    def emit(self, shard: int, tag: str, body: Any) -> None:
-        """Send something to the driver."""
-
-    def blame(self, shard: int, time: UserTime) -> None:
-        """Note where a send failed, for the error report."""
 
 
 class Output:
@@ -383,6 +328,14 @@ class Shard:
         """
         metrics, name = self._host.metrics, figure + PEAK_SUFFIX
         metrics[name] = max(value, metrics.get(name, value))
+
+    def service(self, name: str) -> Any:
+        """Return the half of a service that this worker has; in callbacks only.
+
+        Raises:
+            ConfigError: The cluster has no such service.
+        """
+        return self._host.service(name)
 
     def emit(self, tag: str, body: Any) -> None:
         """Send a message to the driver, e.g. a collected batch."""

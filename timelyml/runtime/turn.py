@@ -15,6 +15,7 @@ class Turn(Protocol):
     whereabouts: Whereabouts
     worker_index: int
     num_workers: int
+    service: Callable[[str], Any]
 
     def now(self) -> float:
         """Seconds by the worker's clock."""

@@ -217,6 +217,7 @@ class Worker:
                 clock=self._clock,
                 spill_directory=self._spill_directory,
                 memory=self._memory,
+                service=self._services.get,
             )
         except BaseException as error:
             if is_interrupt(error):

@@ -277,7 +277,7 @@ def test_programs_say_nothing_of_how_long_a_call_takes():
     assert inbox.call_s == pytest.approx(64e-6)
 
 
-@pytest.mark.parametrize(("is_alone", "num_calls"), [(True, 64), (False, 16)])
+@pytest.mark.parametrize(("is_alone", "num_calls"), [(True, 128), (False, 16)])
 def test_who_has_devices_alone_sends_more_calls_together(
     is_alone, num_calls, unhurried
 ):

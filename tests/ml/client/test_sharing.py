@@ -258,5 +258,8 @@ def test_the_commands_list_values_and_what_clients_take(server, clients):
     assert mine.num_launches >= 1
     assert mine.device_s > 0
     assert f" {mine.num_launches} " in rows[f"client {one._number}"]
+    (line,) = lines_of("hosts")[1:]
+    assert line.startswith("worker 0")
+    assert "island-0" in line
     one.unpublish("table")
     del x, y

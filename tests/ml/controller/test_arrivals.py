@@ -8,7 +8,7 @@ from tests.ml.controller.test_core import output_errors
 from tests.ml.controller.world import DEVICES, FakeHost, World
 from timelyml.errors import PeerError, SliceError
 from timelyml.ml.controller import AskSlice, Core, DropSlice, SliceGiven
-from timelyml.ml.controller.records import StartHosts, ToClient
+from timelyml.ml.controller.outbox import StartHosts, ToClient
 from timelyml.ml.hosts import Arrived, Formed, HostRefused, Leaving, Present
 from timelyml.runtime.failure import unpack_error
 

@@ -408,7 +408,7 @@ def test_idle_values_leave_for_a_call_and_come_back_for_another():
     assert ledger.where(kept[1]) == (False, True)  # read where it is
 
 
-@pytest.mark.parametrize("seed", [0, 2, 6])
+@pytest.mark.parametrize("seed", [1, 2, 6])
 def test_beyond_the_memory_of_hosts_calls_fail_and_none_waits_for_ever(seed):
     world = World(seed, memory_bytes=136, host_memory_bytes=32)
     _, live = random_calls(world, 60)

@@ -15,7 +15,7 @@ from timelyml.ml.controller.gauged import (
 )
 from timelyml.ml.controller.gauging import MAX_GAUGES
 from timelyml.ml.controller.messages import Refused
-from timelyml.ml.controller.records import ToClient
+from timelyml.ml.controller.outbox import ToClient
 from timelyml.ml.store import CLIENT_BITS
 from timelyml.runtime.failure import unpack_error
 

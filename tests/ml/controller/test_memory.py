@@ -10,7 +10,7 @@ from tests.ml.controller.test_core import output_errors
 from tests.ml.controller.world import World
 from tests.ml.store.test_ledger import buffer, claim
 from timelyml.ml.controller.memory import Memory
-from timelyml.ml.controller.records import Outbox
+from timelyml.ml.controller.outbox import Outbox
 
 
 @pytest.mark.sources

@@ -150,7 +150,7 @@ def test_a_target_is_compiled_before_anything_stops_at_the_source():
     (early,), _ = world.call("f", slice_, [x])  # the target has said nothing yet
     compiling = [key for key in world.links if key[0] == 0 or key[1] == 0]
     held = {key: world.links.pop(key) for key in compiling}
-    world.settle()
+    world.drain()
     assert output_errors(world)[early] is None
     assert stands(world, slice_.slice) == ((2, 0), (2, 1))
 
@@ -299,7 +299,7 @@ def test_nothing_waits_for_ever_however_hosts_die(seed):
         if host.index in world.dead | world.dismissed:
             continue
         assert (host.buffers, host.copies, host.prepares) == ({}, {}, {})
-    assert len(world.core.places._islands) == 3
+    assert len(world.core.places.islands) == 3
 
 
 def test_what_is_put_and_fetched_while_an_island_forms_anew_comes():

@@ -11,6 +11,7 @@ from tests.ml.controller.world import FLOAT, World, computation, failure, text_o
 from timelyml.errors import PeerError
 from timelyml.ml.controller import CallProgram, Fetch, Register, RegisterProgram
 from timelyml.ml.controller.messages import CancelCalls
+from timelyml.ml.controller.outbox import Upkeep
 from timelyml.ml.functions import LogicalMesh
 from timelyml.ml.hosts import LoadProgram, Orders
 from timelyml.ml.programs import Arg, Call, Place, Program, Ref, SliceNode, Value
@@ -370,8 +371,9 @@ def test_a_program_is_shipped_once_and_again_only_when_it_is_cut_otherwise():
     send = world.send
 
     def watch(sender, receiver, body, lane):
-        if isinstance(body, LoadProgram):
-            shipped.append(len(pickle.loads(body.pickled).blocks))
+        orders = body.orders if isinstance(body, Upkeep) else ()
+        loads = [each for each in orders if isinstance(each, LoadProgram)]
+        shipped.extend(len(pickle.loads(each.pickled).blocks) for each in loads)
         send(sender, receiver, body, lane)
 
     world.send = watch

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from timelyml.ml.controller.messages import Acknowledged, Refused
-from timelyml.ml.controller.records import Outbox, ToClient
+from timelyml.ml.controller.outbox import Outbox, ToClient
 from timelyml.ml.controller.traced import AskTrace, Traced
 from timelyml.ml.controller.tracing import ANSWER_S, MAX_TRACES, NUM_QUESTIONS, Traces
 from timelyml.ml.hosts import Arrival, AskTime, Done, Reports, Time

@@ -26,7 +26,7 @@ from timelyml.ml.controller import (
     Release,
     SliceGiven,
 )
-from timelyml.ml.controller.records import Dismiss, StartHosts, ToHost
+from timelyml.ml.controller.outbox import Dismiss, StartHosts, ToHost, Upkeep
 from timelyml.ml.controller.resource_messages import Moved
 from timelyml.ml.functions import (
     ArrayType,
@@ -38,10 +38,15 @@ from timelyml.ml.functions import (
 from timelyml.ml.hosts import (
     AbandonSlices,
     Arrived,
+    AskHoldings,
+    CarriedOut,
+    CleanUp,
     Compiled,
     Done,
+    ForgetFunctions,
     Formed,
     Gone,
+    Holdings,
     Leave,
     Left,
     Load,
@@ -117,12 +122,31 @@ class FakeHost:
     plans: dict = field(default_factory=dict)
     runs: dict = field(default_factory=dict)  # calls of programs, by name
     lost_peers: LostPeers = field(default_factory=lambda: LostPeers(math.inf))
+    forgotten: set = field(default_factory=set)  # computations
     gone: dict = field(default_factory=dict)  # hosts that were lost, and why
 
     def __post_init__(self):
         self.gate = LaunchGate(str(self.index), generation=0)
 
     def take(self, body):
+        if isinstance(body, Upkeep):
+            for order in body.orders:
+                self.obey(order, body.epoch)
+            self.tell(CarriedOut(body.epoch + 1))
+        else:
+            self.take_one(body)
+
+    def obey(self, order, epoch):
+        match order:
+            case AskHoldings():
+                held = len(self.slices), 0, len(self.plans), len(self.buffers), 0
+                self.tell(Holdings(epoch, 1, *held))
+            case ForgetFunctions():
+                self.forgotten.update(order.identities)
+            case _:
+                self.take_one(order)
+
+    def take_one(self, body):
         match body:
             case SliceMade():
                 self.slices[body.name] = body
@@ -147,6 +171,9 @@ class FakeHost:
                 self.remap(body)
             case Orders():
                 self.take_orders(body)
+            case CleanUp():
+                nothing = ((),) * 8
+                self.take_orders(Orders(*nothing, body.releases, (), body.dropped))
         self.advance()
 
     def tell(self, body):
@@ -371,6 +398,7 @@ class World:
             for host in hosts
         }
         self.links = {}
+        self.upkeep = []  # what hosts were ordered by it
         self.dead = set()
         self.lost = set()  # of the dead, those that the controller knows of
         self.dismissed = set()
@@ -415,6 +443,10 @@ class World:
                 self.dismissed.add(effect.host)
             elif isinstance(effect, StartHosts):
                 self.start_hosts(effect)
+            elif isinstance(effect, Upkeep):
+                assert effect.host not in self.lost
+                self.upkeep.append(effect)
+                self.send(CONTROLLER, effect.host, effect, Lane.CONTROL)
             elif isinstance(effect, ToHost):
                 if isinstance(effect.body, Orders):
                     self.num_spilled += len(effect.body.spills)
@@ -454,10 +486,15 @@ class World:
             assert host.used_bytes() <= self.memory_bytes
         return True
 
-    def settle(self):
+    def drain(self):
         self.flush()
         while self.act():
             pass
+
+    def settle(self):
+        self.drain()
+        if self.dead <= self.lost:  # or the core waits to hear of it
+            assert not self.core.num_open_epochs
 
     def lose(self, host, error):
         self.die(host)

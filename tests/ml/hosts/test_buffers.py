@@ -65,6 +65,14 @@ def test_pieces_of_a_buffer_that_was_released_are_dropped(host_slice):
     assert len(store) == 0
 
 
+def test_pieces_that_came_early_outlast_the_move_of_their_slice(host_slice):
+    store = BufferStore()
+    store.add(pieces((0, 2)))
+    store.leave([7])  # the order takes another way than pieces
+    store.add(pieces((2, 4)))
+    assert store.expect(Expect(7, "s", FLOAT, ()), host_slice)
+
+
 def test_what_is_promised_is_at_hand_until_it_is_released(host_slice):
     store = BufferStore()
     store.promise([1, 2])

@@ -12,7 +12,7 @@ import numpy as np
 from timelyml.ml.functions import ArrayType
 from timelyml.ml.hosts import Export
 from timelyml.ml.hosts.buffers import Buffer, BufferStore
-from timelyml.ml.hosts.waiting import Launched, Lines, Started, Waiter
+from timelyml.ml.hosts.waiting import Launched, Started, Waiter
 from timelyml.testing.leftovers import eventually
 
 TIMEOUT_S = 30.0
@@ -109,7 +109,7 @@ def test_time_of_a_device_counts_once_whatever_slices_it_is_in():
 
 def test_what_another_slice_on_the_same_devices_took_is_over_with_that():
     """No launch of its own slice follows, which could tell."""
-    said, lines = [], Lines()
+    said, lines = [], {}
     mine, other, elsewhere = [
         Waiter(
             name,
@@ -133,7 +133,7 @@ def test_what_another_slice_on_the_same_devices_took_is_over_with_that():
 
 
 def test_what_was_abandoned_is_not_told_by_another_slice():
-    said, lines = [], Lines()
+    said, lines = [], {}
     mine, other = [
         Waiter(
             name, said.append, BufferStore(), lambda: None, devices=("0",), lines=lines

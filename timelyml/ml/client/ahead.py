@@ -39,8 +39,9 @@ BATCH_S = 2e-3
 By the pace at which they end, which includes what they cost and what others run, a client
 would collect the fewer, the slower they are, and have them cost the more."""
 
-BATCH_ALONE_S = 8e-3
-"""The same of a client that has its devices for itself."""
+BATCH_ALONE_S = 16e-3
+"""The same of a client that has its devices for itself: what calls on many devices share
+would else be shared by few of them."""
 
 MIN_UNDER_WAY = 16
 """Calls that keep devices busy while others are collected."""
@@ -106,13 +107,14 @@ class Ahead:
         # Taken again by who registers a program while it sends what was collected.
         self._lock = threading.RLock()
         self._batch: Batch | None = None
+        self._most_before = 0
         # Of each sequence that came, its program; None until it comes again.
         self._numbers: dict[Key, int | None] = {}
         self._given_back: set[str] = set()
         self._may_travel: dict[str, bool] = {}  # of computations, by identity
         self._bell: SimpleQueue[bool] = SimpleQueue()
         self._is_closed = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._sender: threading.Thread | None = None
         weakref.finalize(self, self._bell.put, False)
 
     def takes(self, call: TracedCall) -> bool:
@@ -138,7 +140,12 @@ class Ahead:
     def _most(self) -> int:
         """Return how many calls may travel together."""
         inbox = self._inbox
-        return _most_at(inbox.call_s, BATCH_ALONE_S if inbox.is_alone else BATCH_S)
+        if inbox.is_alone:
+            most = _most_at(inbox.call_s, BATCH_ALONE_S, self._most_before)
+        else:
+            most = _most_at(inbox.call_s, BATCH_S)
+        self._most_before = most
+        return most
 
     def _fits(self, call: TracedCall) -> bool:
         """Whether a call could be part of a program that takes handles where they lie."""
@@ -238,8 +245,8 @@ class Ahead:
         """End the thread."""
         self._is_closed.set()
         self._bell.put(False)
-        if self._thread is not None:
-            self._thread.join()
+        if self._sender is not None:
+            self._sender.join()
 
     def _send_now(self, message: object) -> None:
         self._inbox.check()
@@ -307,28 +314,33 @@ class Ahead:
         return number
 
     def _ring(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(
+        if self._sender is None:
+            self._sender = threading.Thread(
                 target=_serve,
                 args=(weakref.ref(self), self._bell, self._is_closed),
                 name="timelyml-ahead",
                 daemon=True,
             )
-            self._thread.start()
+            self._sender.start()
         if self._bell.empty():
             self._bell.put(True)
 
 
-def _most_at(call_s: float, most_s: float) -> int:
+def _most_at(call_s: float, most_s: float, before: int = 0) -> int:
     """Return how many calls may travel together; few numbers, so that they come again.
+
+    What was right before stays so until calls take half as long again: each other number
+    is a program more that has to be made.
 
     >>> _most_at(10e-6, 2e-3), _most_at(100e-6, 2e-3), _most_at(1.2e-3, 2e-3)
     (128, 16, 2)
+    >>> _most_at(140e-6, 2e-3, before=16), _most_at(200e-6, 2e-3, before=16)
+    (16, 8)
     """
     most = MAX_CALLS
     while most > 2 and most * call_s > most_s:
         most //= 2
-    return most
+    return before if most < before and before * call_s <= 1.5 * most_s else most
 
 
 def _may_travel(computation: Computation) -> bool:

@@ -12,11 +12,11 @@ from timelyml.exchange import own_address_towards, split_tcp
 from timelyml.ml.controller.admission import DEFAULT_MAX_CALLS, DEFAULT_MAX_CLIENTS
 from timelyml.ml.controller.core import DEFAULT_MEMORY_BYTES
 from timelyml.ml.controller.service import POLICIES
+from timelyml.ml.hosts.upkeep import SERVICE
 from timelyml.ml.resources.inventory import MAX_MESH_DIMENSIONS
 from timelyml.runtime.cluster import Cluster
 from timelyml.runtime.service import ServiceSpec
 
-SERVICE = "ml"
 PolicyName: TypeAlias = Literal["fifo", "share", "priority"]
 
 

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any, Unpack
 
 from timelyml.ml.client.client import Client
-from timelyml.ml.client.islands import SERVICE, IslandOptions, start_islands
+from timelyml.ml.client.islands import IslandOptions, start_islands
 from timelyml.ml.controller.clients import ClientOptions
 from timelyml.ml.controller.service import ControllerService
+from timelyml.ml.hosts.upkeep import SERVICE
 from timelyml.runtime.cluster import Cluster
 
 

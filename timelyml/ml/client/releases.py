@@ -37,13 +37,13 @@ class Releases:
         self._is_rung = False
         self._is_closed = threading.Event()
         weakref.finalize(self, self._bell.put, False)
-        self._thread = threading.Thread(
+        self._teller = threading.Thread(
             target=_serve,
             args=(weakref.ref(self), self._bell, self._is_closed),
             name="timelyml-release",
             daemon=True,
         )
-        self._thread.start()
+        self._teller.start()
 
     def add(self, number: int) -> None:
         """Let go of a value; from any thread, and at any time."""
@@ -92,8 +92,8 @@ class Releases:
         """End the thread."""
         self._is_closed.set()
         self._bell.put(False)
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        if self._teller is not threading.current_thread():
+            self._teller.join()
 
 
 def _serve(

@@ -9,6 +9,7 @@ from timelyml.errors import ConfigError
 from timelyml.ml.client.gauge import MemoryGauge
 from timelyml.ml.client.slices import Slice
 from timelyml.ml.client.tracing import Ask, DeviceTrace
+from timelyml.ml.controller.monitored import AskHosts, HostInfo, Hosts
 from timelyml.ml.controller.resource_messages import (
     AskDevices,
     ChangeDevices,
@@ -36,6 +37,16 @@ class Resources:
         """Return all devices there are, with the slices that stand on each."""
         answer: Devices = self._ask(AskDevices, "the list of devices", None)
         return answer.devices
+
+    def hosts(self) -> tuple[HostInfo, ...]:
+        """Return what each worker process that has devices says of itself.
+
+        They are asked in one epoch of their upkeep, after all that was decided before:
+        what was given back by then, or belonged to a client that was gone, is not there
+        any more.
+        """
+        answer: Hosts = self._ask(AskHosts, "the list of hosts", None)
+        return answer.hosts
 
     def trace(self) -> DeviceTrace:
         """Return a context manager that tells what devices did inside of it, and when.

@@ -8,12 +8,12 @@ from typing import Self, Unpack
 
 from timelyml.exchange import ServerKeys, write_private
 from timelyml.ml.client.islands import (
-    SERVICE,
     IslandOptions,
     Network,
     start_islands,
 )
 from timelyml.ml.controller.gate import ClientGate
+from timelyml.ml.hosts.upkeep import SERVICE
 from timelyml.runtime.cluster import Cluster
 
 

@@ -20,6 +20,7 @@ from timelyml.ml.controller.messages import (
     Release,
     SliceGiven,
 )
+from timelyml.ml.controller.monitored import HostInfo
 from timelyml.ml.controller.traced import LaunchSpan, TransferSpan
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "Fetch",
     "Fetched",
     "Finished",
+    "HostInfo",
     "LaunchSpan",
     "NotCompiled",
     "ObjectInfo",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from timelyml.errors import PeerError
-from timelyml.ml.controller.records import Outbox
+from timelyml.ml.controller.outbox import Outbox
 from timelyml.ml.hosts import Arrived, Formed, HostRefused
 
 

@@ -15,7 +15,8 @@ from timelyml.ml.controller.fetches import Fetches
 from timelyml.ml.controller.holdings import by_host, cut, is_whole, lost
 from timelyml.ml.controller.memory import Memory
 from timelyml.ml.controller.messages import Failed, Finished, Put
-from timelyml.ml.controller.records import Outbox, SliceRecord
+from timelyml.ml.controller.outbox import Outbox
+from timelyml.ml.controller.records import SliceRecord
 from timelyml.ml.functions import Spec
 from timelyml.ml.hosts import Expect, Export, HeldBox, Pieces, cover
 from timelyml.ml.hosts.slices import zeros

@@ -16,7 +16,8 @@ from timelyml.ml.controller.claims import (
 from timelyml.ml.controller.code import Code, not_registered
 from timelyml.ml.controller.dispatching import Dispatch
 from timelyml.ml.controller.messages import Call
-from timelyml.ml.controller.records import Outbox, SliceRecord, label_of
+from timelyml.ml.controller.outbox import Outbox
+from timelyml.ml.controller.records import SliceRecord, label_of
 from timelyml.ml.controller.work import CallRecord
 from timelyml.ml.functions import Computation
 from timelyml.ml.hosts import NO_NEEDS, Done, Prepare

@@ -9,7 +9,8 @@ from typing import Any
 from timelyml.errors import PlacementError, TimelyError
 from timelyml.ml.controller.buffers import no_such_slice
 from timelyml.ml.controller.messages import Acknowledged, Refused
-from timelyml.ml.controller.records import Outbox, SliceRecord
+from timelyml.ml.controller.outbox import Outbox
+from timelyml.ml.controller.records import SliceRecord
 from timelyml.ml.controller.renewals import Island, Renewals
 from timelyml.ml.controller.resource_messages import (
     MAX_HOSTS,

@@ -14,10 +14,14 @@ from timelyml.ml.controller.code_messages import (
     Register,
 )
 from timelyml.ml.controller.messages import Refused
-from timelyml.ml.controller.records import LoadedCode, Outbox, SliceRecord
+from timelyml.ml.controller.outbox import Outbox
+from timelyml.ml.controller.records import LoadedCode, SliceRecord
 from timelyml.ml.functions import Computation, MemoryNeeds
-from timelyml.ml.hosts import Compiled, Load
+from timelyml.ml.hosts import Compiled, ForgetFunctions, Load
 from timelyml.runtime.failure import pack_error
+
+MAX_UNUSED = 256
+"""Computations that hosts keep though no slice has them: a client that comes again may."""
 
 
 class Code:
@@ -97,6 +101,19 @@ class Code:
         """Take note that a slice is gone."""
         self._remapped.pop(slice_name, None)
 
+    def forget_unused(self) -> None:
+        """Forget computations that no slice has, but for those registered last."""
+        slices = *self._slices.values(), *self._targets.values()
+        used = {identity for slice_ in slices for identity in slice_.loaded}
+        unused = [each for each in self._computations if each not in used]
+        gone = set(unused[:-MAX_UNUSED])
+        for identity in gone:
+            del self._computations[identity], self._pickled[identity]
+        for host, sent in self._sent.items():
+            if forgotten := sent & gone:
+                sent.difference_update(forgotten)
+                self._outbox.order(host, ForgetFunctions(tuple(sorted(forgotten))))
+
     def is_ready(self, target: SliceRecord) -> bool:
         """Whether all that was to be compiled for a target is."""
         return not any(loaded.hosts_left for loaded in target.loaded.values())
@@ -155,7 +172,7 @@ class Code:
             sent = self._sent.setdefault(host, set())
             pickled = None if identity in sent else self._pickled[identity]
             sent.add(identity)
-            self._outbox.send(host, Load(identity, slice_.name, pickled, line))
+            self._outbox.order(host, Load(identity, slice_.name, pickled, line))
 
     def _named(self, name: str) -> SliceRecord | None:
         """Return the slice, or target of one, that hosts know by a name."""

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection
 from timelyml.ml.controller.buffers import Buffers
 from timelyml.ml.controller.cuts import Ancestry
 from timelyml.ml.controller.messages import Failed
+from timelyml.ml.controller.outbox import Outbox
 from timelyml.ml.controller.program_calls import ProgramRecord
-from timelyml.ml.controller.records import Outbox
 from timelyml.ml.controller.work import Work
 from timelyml.ml.store import BufferState, Entry
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from timelyml.errors import (
-    InvariantError,
     RunStoppedError,
     TimelyError,
 )
@@ -36,14 +35,12 @@ from timelyml.ml.controller.messages import (
     RegisterProgram,
     Release,
 )
+from timelyml.ml.controller.monitoring import Monitor
 from timelyml.ml.controller.names import Names
+from timelyml.ml.controller.outbox import Effect, Outbox
 from timelyml.ml.controller.places import Places
 from timelyml.ml.controller.programs import Programs
-from timelyml.ml.controller.records import (
-    Effect,
-    Outbox,
-    SliceRecord,
-)
+from timelyml.ml.controller.records import SliceRecord
 from timelyml.ml.controller.renewals import Island
 from timelyml.ml.controller.tracing import Traces
 from timelyml.ml.hosts import (
@@ -124,6 +121,7 @@ class Core:
             code=self._code,
             outbox=self._outbox,
         )
+        self._monitor = Monitor(self.places.islands, self._outbox)
         self._arrivals = Arrivals(
             self.places.names,
             self._add_island,
@@ -142,6 +140,11 @@ class Core:
         """Names of all slices."""
         return list(self._slices)
 
+    @property
+    def num_open_epochs(self) -> int:
+        """Epochs of upkeep that some host has not carried out."""
+        return self._outbox.epochs.num_open
+
     def join(self, client: int, *, weight: int = 1, priority: int = 0) -> None:
         """Admit a client; numbers begin at 1."""
         self._clients.join(client, ClientOptions(weight, priority))
@@ -155,6 +158,7 @@ class Core:
         self._traces.leave(client)
         self._gauges.leave(client)
         self._code.leave(client)
+        self._monitor.leave(client)
         self.places.leave(client)
         gone = pack_error(RunStoppedError("the client of a call is gone; got its end"))
         self.dispatch.cancel(lambda call: call.client == client, gone)
@@ -164,6 +168,7 @@ class Core:
         for slice_ in [each for each in self._slices.values() if each.client == client]:
             slice_.is_dropped = True
             self._idle(slice_)
+        self._clean_up()
 
     def handle(self, client: int, message: Any, now_s: float) -> None:
         """Take a message of a client; one that has left is not heard.
@@ -200,6 +205,7 @@ class Core:
                 if not (
                     self._traces.handle(*event)
                     or self._gauges.handle(client, message)
+                    or self._monitor.handle(client, message)
                     or self.places.handle(*event)
                     or self._explanations.handle(*event)
                 ):
@@ -243,9 +249,7 @@ class Core:
             case Time():
                 self._traces.time(host, message, now_s)
             case _:
-                raise InvariantError(
-                    f"host {host} said what nobody understands; got {message!r:.200}"
-                )
+                self._monitor.heard(host, island, message)
 
     def lose(self, host: int, error: TimelyError, now_s: float) -> None:
         """Take note that a host is dead; what only it had is reported lost."""
@@ -287,7 +291,10 @@ class Core:
         self.places.step()
         self._code.step()
         self._let_go()
-        return self._outbox.flush()
+        effects = self._outbox.flush()
+        if self._monitor.ask():  # by an epoch that comes after all of this
+            effects += self._outbox.flush()
+        return effects
 
     def hosts_started(self, order: str, hosts: tuple[int, ...], now_s: float) -> None:
         """Take note of processes that were started for an island; none if not."""
@@ -344,3 +351,10 @@ class Core:
         if self.places.idle(slice_):
             self._calls.forget_slice(slice_.name)
             self._programs.forget_slice(slice_.name)
+            if slice_.client not in self._clients:
+                self._clean_up()
+
+    def _clean_up(self) -> None:
+        """Have hosts drop what a client left behind that is gone, in an epoch."""
+        self._code.forget_unused()
+        self._outbox.clean_up()

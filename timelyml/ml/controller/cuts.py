@@ -42,6 +42,7 @@ from timelyml.ml.programs.shipped import (
 )
 from timelyml.ml.scheduling import (
     DEFAULT_WINDOW_NS,
+    WINDOW_ALONE_NS,
     Dispatch,
     PlacedGang,
     SpreadGraph,
@@ -49,6 +50,10 @@ from timelyml.ml.scheduling import (
 
 BLOCK_NS = DEFAULT_WINDOW_NS * 9 // 10
 """What a block should take, as it was measured: then another is ready when it ends."""
+
+BLOCK_ALONE_NS = WINDOW_ALONE_NS * 3 // 4
+"""The same while no other client has wanted the devices: the fewer blocks, the less of the
+cores goes to ordering them and to telling their ends."""
 
 SHORT_LAUNCH_NS = DEFAULT_WINDOW_NS // 2
 MIN_SHORT_LAUNCHES = 4
@@ -270,14 +275,21 @@ class RegisteredProgram:
             )
         return self._scratch or {}
 
-    def measured(self, device_ns: int, num_launches: int) -> None:
-        """Learn from a block; cut shorter, or longer, where that is far from right."""
+    def measured(self, device_ns: int, num_launches: int, *, is_alone: bool) -> None:
+        """Learn from a block; cut shorter, or longer, where that is far from right.
+
+        Args:
+            device_ns: What it took.
+            num_launches: How many it has.
+            is_alone: Whether no other client has wanted its devices.
+        """
         mean = device_ns / num_launches
         self.launch_ns += (mean - (self.launch_ns or mean)) / 8
         self.launch_ns = self.launch_ns or mean
         if self.dispatch is Dispatch.SEQUENTIAL:
             return
-        wanted = BLOCK_NS / max(self.launch_ns, 1)
+        block_ns = BLOCK_ALONE_NS if is_alone else BLOCK_NS
+        wanted = block_ns / max(self.launch_ns, 1)
         least = MIN_SHORT_LAUNCHES if self.launch_ns < SHORT_LAUNCH_NS else 1
         if wanted < self.most and self.most > least:
             self.most //= 2

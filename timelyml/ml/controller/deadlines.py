@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from timelyml.errors import DeadlineError
 from timelyml.ml.controller.buffers import Buffers
 from timelyml.ml.controller.messages import Failed
-from timelyml.ml.controller.records import Outbox
+from timelyml.ml.controller.outbox import Outbox
 from timelyml.ml.controller.work import Work
 from timelyml.ml.scheduling import Grant, Islands
 from timelyml.ml.store import BufferState

@@ -22,9 +22,10 @@ from timelyml.ml.controller.claims import error_of, waits_of, work_before
 from timelyml.ml.controller.clients import Clients
 from timelyml.ml.controller.code import Code
 from timelyml.ml.controller.deadlines import Deadlines
+from timelyml.ml.controller.outbox import Outbox
 from timelyml.ml.controller.outcomes import Outcomes
 from timelyml.ml.controller.readers import begin_reading, end_reading
-from timelyml.ml.controller.records import Outbox, SliceRecord
+from timelyml.ml.controller.records import SliceRecord
 from timelyml.ml.controller.turns import InTurn
 from timelyml.ml.controller.usage import DeviceTime
 from timelyml.ml.controller.work import Work, is_final_part

@@ -8,8 +8,9 @@ from timelyml.errors import TimelyError
 from timelyml.ml.controller.code import Code
 from timelyml.ml.controller.dispatching import Dispatch
 from timelyml.ml.controller.explained import AskWhy, Why
+from timelyml.ml.controller.outbox import Outbox
 from timelyml.ml.controller.places import Places
-from timelyml.ml.controller.records import Outbox, SliceRecord
+from timelyml.ml.controller.records import SliceRecord
 from timelyml.ml.controller.work import Work
 from timelyml.ml.resources import SliceState
 from timelyml.ml.store import BufferState, Directory, Entry

@@ -9,7 +9,7 @@ from timelyml.errors import HandleError
 from timelyml.exchange import CONTROLLER
 from timelyml.ml.controller.holdings import by_host
 from timelyml.ml.controller.messages import Failed, Fetch, Fetched, Finished
-from timelyml.ml.controller.records import Outbox
+from timelyml.ml.controller.outbox import Outbox
 from timelyml.ml.hosts import Export, HeldBox, Piece, Pieces
 from timelyml.ml.store import Buffer, BufferState, Directory, Entry
 from timelyml.runtime.failure import pack_error

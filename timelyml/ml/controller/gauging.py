@@ -6,7 +6,7 @@ from timelyml.errors import AdmissionError
 from timelyml.ml.controller.buffers import Buffers
 from timelyml.ml.controller.gauged import CountBuffers, Gauged, OpenGauge, ReadGauge
 from timelyml.ml.controller.messages import Acknowledged, Refused
-from timelyml.ml.controller.records import Outbox
+from timelyml.ml.controller.outbox import Outbox
 from timelyml.ml.store import BufferState, Gauge, Label
 from timelyml.runtime.failure import pack_error
 

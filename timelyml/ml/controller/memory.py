@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from timelyml.ml.controller.records import Outbox, SliceRecord
+from timelyml.ml.controller.outbox import Outbox
+from timelyml.ml.controller.records import SliceRecord
 from timelyml.ml.controller.turns import InTurn
 from timelyml.ml.store import (
     Admit,

@@ -17,6 +17,7 @@ from timelyml.ml.controller.code_messages import (
 )
 from timelyml.ml.controller.explained import AskWhy, Why
 from timelyml.ml.controller.gauged import CountBuffers, Gauged, OpenGauge, ReadGauge
+from timelyml.ml.controller.monitored import AskHosts, Hosts
 from timelyml.ml.controller.resource_messages import (
     AskDevices,
     ChangeDevices,
@@ -380,16 +381,16 @@ class Closed:
 
 
 REQUESTS = (
-    AskSlice, DropSlice, Register, RegisterProgram, Put, Call, CallProgram,
-    CancelCalls, Release, Fetch, Publish, Open, Unpublish, Watch, AskObjects, AskUsage,
-    AskCompiled, ChangeSlice, ChangeDevices, AskDevices, ReformIsland, AskTrace,
-    OpenGauge, CountBuffers, ReadGauge, AskWhy,
+    AskSlice, DropSlice, Register, RegisterProgram, Put, Call, CallProgram, CancelCalls,
+    Release, Fetch, Publish, Open, Unpublish, Watch, AskObjects, AskUsage, ChangeSlice,
+    ChangeDevices, AskDevices, ReformIsland, AskTrace, OpenGauge, CountBuffers,
+    ReadGauge, AskHosts, AskCompiled, AskWhy,
 )  # fmt: skip
 """What clients say."""
 
 ANSWERS = (
-    SliceGiven, Refused, Acknowledged, Opened, Objects, Usage, Devices, Traced, Gauged, IsCompiled,
-    Why,
+    SliceGiven, Refused, Acknowledged, Opened, Objects, Usage, Devices, Traced, Gauged,
+    Hosts, IsCompiled, Why,
 )  # fmt: skip
 """What is told to who asked, with the number of the request."""
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from timelyml.ml.controller.buffers import Buffers
 from timelyml.ml.controller.code import Code
 from timelyml.ml.controller.dispatching import Dispatch
-from timelyml.ml.controller.records import Outbox, SliceRecord
+from timelyml.ml.controller.outbox import Outbox
+from timelyml.ml.controller.records import SliceRecord
 from timelyml.ml.controller.resource_messages import Moved
 from timelyml.ml.hosts import (
     AbandonSlices,
@@ -93,7 +94,7 @@ class Moves:
         self.forget(slice_.name)
         self._targets[slice_.name] = _Target(target, ticket)
         for host in target.hosts:
-            self._outbox.send(host, made)
+            self._outbox.order(host, made)
         self._code.aim(slice_, target)
 
     def vacate(self, effect: Vacate) -> None:
@@ -127,13 +128,12 @@ class Moves:
             forgotten = tuple(transfers.forgotten.get(host, ()))
             if exports or forgotten:
                 self._leaving[host] = self._leaving.get(host, 0) + 1
-                # What was asked of these buffers before is answered, or it never is.
-                self._outbox.send_in_turn(host, Leave(slice_.name, exports, forgotten))
+                self._outbox.order(host, Leave(slice_.name, exports, forgotten))
             if host not in target.hosts:
                 self._outbox.book(host).dropped.append(slice_.name)
         for host in target.hosts:
             expects = tuple(transfers.expects.get(host, ()))
-            self._outbox.send(host, RemapSlice(slice_.name, target.name, expects))
+            self._outbox.order(host, RemapSlice(slice_.name, target.name, expects))
         schedulers = self._dispatch.islands.schedulers
         if slice_.order in schedulers:
             schedulers[slice_.order].unplace(slice_.name)
@@ -156,7 +156,7 @@ class Moves:
         slice_.is_closed, slice_.is_leaving, slice_.is_abandoned = True, False, True
         self._dispatch.close(slice_, is_in_turn=False)
         for host in self._living(slice_.hosts):
-            self._outbox.send(host, AbandonSlices((slice_.name,)))
+            self._outbox.order(host, AbandonSlices((slice_.name,)))
 
     def left(self, host: int) -> None:
         """Take a host's word that it has sent all it had of a slice."""

@@ -23,7 +23,8 @@ from timelyml.ml.controller.messages import (
     Usage,
     Watch,
 )
-from timelyml.ml.controller.records import Outbox, SliceRecord
+from timelyml.ml.controller.outbox import Outbox
+from timelyml.ml.controller.records import SliceRecord
 from timelyml.ml.controller.usage import DeviceTime, objects_of
 from timelyml.ml.store import Entry
 from timelyml.runtime.failure import pack_error

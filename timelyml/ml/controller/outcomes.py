@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from timelyml.ml.controller.buffers import Buffers
 from timelyml.ml.controller.clients import Clients
 from timelyml.ml.controller.messages import Failed
-from timelyml.ml.controller.records import Outbox, SliceRecord
+from timelyml.ml.controller.outbox import Outbox
+from timelyml.ml.controller.records import SliceRecord
 from timelyml.ml.controller.work import Work
 from timelyml.ml.store import BufferState
 

@@ -18,7 +18,8 @@ from timelyml.ml.controller.messages import (
     SliceGiven,
 )
 from timelyml.ml.controller.moves import Moves
-from timelyml.ml.controller.records import Outbox, SliceRecord, device_name
+from timelyml.ml.controller.outbox import Outbox
+from timelyml.ml.controller.records import SliceRecord, device_name
 from timelyml.ml.controller.renewals import Island, Renewals
 from timelyml.ml.functions import LogicalMesh
 from timelyml.ml.hosts import Present, SliceMade
@@ -74,7 +75,7 @@ class Places:
         add_order: Callable[[str], None],
     ) -> None:
         self.manager = ResourceManager()
-        self._islands: dict[str, Island] = {}
+        self.islands: dict[str, Island] = {}
         self._of_host: dict[int, Island] = {}
         self._memory_bytes = memory_bytes
         self._host_memory_bytes = host_memory_bytes
@@ -96,7 +97,7 @@ class Places:
         self._waiting: list[_Asked] = []  # until it is known what there is
         self._asked: dict[str, tuple[int, AskSlice]] = {}  # until devices are given
         self.renewals = Renewals(
-            self._islands,
+            self.islands,
             self._of_host,
             manager=self.manager,
             moves=self._moves,
@@ -110,7 +111,7 @@ class Places:
         self._changes = Changes(
             self.manager,
             slices=slices,
-            islands=self._islands,
+            islands=self.islands,
             of_host=self._of_host,
             devices=self._devices,
             renewals=self.renewals,
@@ -122,7 +123,7 @@ class Places:
     @property
     def is_complete(self) -> bool:
         """Whether every host has come, or is lost and nobody comes in its place."""
-        islands = self._islands.values()
+        islands = self.islands.values()
         is_awaiting = any(
             each.is_renewing and not (each.living or each.is_replaced)
             for each in islands
@@ -133,19 +134,19 @@ class Places:
 
     def names(self) -> list[str]:
         """Return the names of all islands, also of those that are lost."""
-        return list(dict.fromkeys(each.name for each in self._islands.values()))
+        return list(dict.fromkeys(each.name for each in self.islands.values()))
 
     def add(self, name: str, hosts: Sequence[int], *, is_own: bool) -> None:
         """Make an island known, with its hosts in the order of their ranks."""
         island = Island(name, name, tuple(hosts), is_own)
-        self._islands[name] = island
+        self.islands[name] = island
         self._of_host.update(dict.fromkeys(hosts, island))
 
     def coming(self) -> list[tuple[str, tuple[int, ...]]]:
         """Return names of islands on their way, and the hosts that are not there yet."""
         return [
             (each.name, tuple(x for x in each.hosts if x not in each.present))
-            for each in self._islands.values()
+            for each in self.islands.values()
             if each.is_coming
         ]
 
@@ -250,7 +251,7 @@ class Places:
                 )
                 effects = self.manager.request(request, now_s, left_s)
             except SliceError as error:
-                is_coming = any(each.is_coming for each in self._islands.values())
+                is_coming = any(each.is_coming for each in self.islands.values())
                 # Of what makes no sense, it does not matter what there is.
                 if is_coming and "available" in error.values and left_s != 0:
                     del self._asked[name]
@@ -269,7 +270,7 @@ class Places:
         """Say of a refusal which devices there would be, but for a loss."""
         lost = [
             f"island {each.name!r} is lost: {each.error}"
-            for each in self._islands.values()
+            for each in self.islands.values()
             if each.error is not None
         ]
         if not lost:
@@ -329,7 +330,7 @@ class Places:
         )
         made = self._made(slice_)
         for each in slice_.hosts:
-            self._outbox.send(each, made)
+            self._outbox.order(each, made)
         where = slice_.island, slice_.platform, slice_.devices
         self._outbox.tell(client, SliceGiven(message.request, name, *where))
 

@@ -20,8 +20,9 @@ from timelyml.ml.controller.dispatching import Dispatch
 from timelyml.ml.controller.flow_calls import RegisteredFlow
 from timelyml.ml.controller.flows import Flows
 from timelyml.ml.controller.messages import CallProgram, RegisterProgram
+from timelyml.ml.controller.outbox import Outbox
 from timelyml.ml.controller.program_calls import ProgramRecord
-from timelyml.ml.controller.records import Outbox, SliceRecord
+from timelyml.ml.controller.records import SliceRecord
 from timelyml.ml.controller.work import Work
 from timelyml.ml.hosts import Cancel, Done, LoadProgram, Run
 from timelyml.ml.programs import LoweredProgram, Lowerings, Value
@@ -216,7 +217,9 @@ class Programs:
         work.reports[gang] = work.reports.get(gang, 0) + 1
         for each, error in done.errors:
             work.errors.setdefault(each, error)
-        work.known.measured(done.device_ns, len(work.cut.blocks[gang].gangs))
+        num_launches = len(work.cut.blocks[gang].gangs)
+        is_alone = self._dispatch.clients.is_alone(work, self._slices)
+        work.known.measured(done.device_ns, num_launches, is_alone=is_alone)
         return False
 
     def output_errors(self, work: ProgramRecord) -> dict[int, bytes]:
@@ -352,7 +355,7 @@ class Programs:
             cut = Cut(number, lowered, known.dispatch, known.most)
             known.cuts[known.most] = cut
             for host, pickled in cut.pickled():
-                self._outbox.send(host, LoadProgram(number, pickled))
+                self._outbox.order(host, LoadProgram(number, pickled))
         return cut
 
     def _args(
@@ -385,8 +388,7 @@ class Programs:
         for number, (out, value) in enumerate(zip(outs, values, strict=True)):
             label = f"output {number} of program {name}"
             where, spec = str(value.slice), value.spec or ()
-            slice_ = self._slices.get(where)
-            if slice_ is None:
+            if (slice_ := self._slices.get(where)) is None:
                 found.append(Buffer(out, where, value.type, spec, 0, 0, label))
             else:
                 found.append(slice_.new_buffer(out, value.type, spec, label))

@@ -1,14 +1,12 @@
-"""What the controller knows of slices, buffers and calls, and what it has to say."""
+"""What the controller knows of slices and of what is compiled for them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
-from timelyml.exchange import Lane
-from timelyml.ml.controller.messages import Finished
 from timelyml.ml.functions import (
     ArrayType,
     Computation,
@@ -20,17 +18,10 @@ from timelyml.ml.functions.specs import num_pieces
 from timelyml.ml.hosts import (
     NO_NEEDS,
     Box,
-    Cancel,
-    Expect,
-    Export,
     HeldBox,
-    Orders,
-    Prepare,
-    Run,
     boxes_by_device,
 )
 from timelyml.ml.programs import Place
-from timelyml.ml.scheduling import GangKey, Ticket
 from timelyml.ml.store import Buffer
 from timelyml.progress import new_tuple
 
@@ -192,202 +183,3 @@ class SliceRecord:
 def label_of(position: int, computation: Computation) -> str:
     """Return what people call a result of a computation."""
     return f"output {position} of {computation.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class ToHost:
-    """Send a message to a host."""
-
-    host: int
-    body: Any
-    lane: Lane = Lane.CONTROL
-
-
-@dataclass(frozen=True, slots=True)
-class ToClient:
-    """Send a message to a client."""
-
-    client: int
-    body: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Dismiss:
-    """Let a host leave, after what was sent to it before.
-
-    Attributes:
-        is_at_once: Whether it is ended, as it may not come back from what it runs.
-    """
-
-    host: int
-    is_at_once: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class StartHosts:
-    """Start processes that take the place of an island, if that can be.
-
-    Attributes:
-        order: Of the island before.
-        island: Its name.
-    """
-
-    order: str
-    island: str
-    num_hosts: int
-
-
-Effect: TypeAlias = ToHost | ToClient | Dismiss | StartHosts
-
-
-class OrderBook:
-    """Orders for one host, until they leave as one message."""
-
-    __slots__ = (
-        "cancels",
-        "dropped",
-        "expects",
-        "exports",
-        "forgets",
-        "prepares",
-        "releases",
-        "returns",
-        "runs",
-        "spills",
-        "tickets",
-    )
-
-    def __init__(self) -> None:
-        self.returns: list[int] = []
-        self.expects: list[Expect] = []
-        self.prepares: list[Prepare] = []
-        self.runs: list[Run] = []
-        self.exports: list[Export] = []
-        self.cancels: list[Cancel] = []
-        self.forgets: list[GangKey] = []
-        self.spills: list[int] = []
-        self.releases: list[int] = []
-        self.tickets: list[Ticket] = []
-        self.dropped: list[str] = []
-
-    def as_message(self) -> Orders:
-        """Return all of it as one message."""
-        fields = (
-            tuple(self.returns),
-            tuple(self.expects),
-            tuple(self.prepares),
-            tuple(self.runs),
-            tuple(self.exports),
-            tuple(self.cancels),
-            tuple(self.forgets),
-            tuple(self.spills),
-            tuple(self.releases),
-            tuple(self.tickets),
-            tuple(self.dropped),
-        )
-        orders: Orders = new_tuple(Orders, fields)
-        return orders
-
-
-class News:
-    """What a client hears of calls that are over, until it leaves as one message."""
-
-    __slots__ = ("buffers", "device_ns", "is_alone", "num_calls", "values")
-
-    def __init__(self) -> None:
-        self.num_calls = 0
-        self.buffers: list[int] = []
-        self.values: list[tuple[int, Any]] = []
-        self.device_ns = 0
-        self.is_alone = True
-
-    def as_message(self) -> Finished:
-        """Return all of it as one message."""
-        return Finished(
-            self.num_calls,
-            tuple(self.buffers),
-            tuple(self.values),
-            self.device_ns,
-            self.is_alone,
-        )
-
-
-class Outbox:
-    """What follows from events, in order; orders of one step leave as one message.
-
-    Everything that is sent to a host leaves before the orders of the same step.
-    """
-
-    def __init__(self) -> None:
-        self._effects: list[Effect] = []
-        self._books: dict[int, OrderBook] = {}
-        self._news: dict[int, News] = {}
-        self._muted: set[int] = set()
-
-    def mute(self, hosts: Iterable[int]) -> None:
-        """Say nothing to these hosts any more."""
-        self._muted.update(hosts)
-
-    def is_muted(self, host: int) -> bool:
-        """Whether nothing is said to a host any more."""
-        return host in self._muted
-
-    def book(self, host: int) -> OrderBook:
-        """Return the orders for a host, to be added to."""
-        found = self._books.get(host)
-        if found is None:
-            found = self._books[host] = OrderBook()
-        return found
-
-    def send(self, host: int, body: Any, lane: Lane = Lane.CONTROL) -> None:
-        """Send something that is no order."""
-        self._effects.append(ToHost(host, body, lane))
-
-    def send_in_turn(self, host: int, body: Any) -> None:
-        """Send something after the orders that the host is to have got so far."""
-        book = self._books.pop(host, None)
-        if book is not None:
-            self._effects.append(ToHost(host, book.as_message()))
-        self.send(host, body)
-
-    def dismiss(self, host: int, *, is_at_once: bool = False) -> None:
-        """Let a host leave."""
-        self._effects.append(Dismiss(host, is_at_once))
-
-    def start_hosts(self, wanted: StartHosts) -> None:
-        """Start processes."""
-        self._effects.append(wanted)
-
-    def tell(self, client: int, body: Any) -> None:
-        """Tell a client; what calls finished before is told before."""
-        self._tell_finished(client)
-        self._effects.append(ToClient(client, body))
-
-    def news(self, client: int) -> News:
-        """Return what a client hears of calls that are over, to be added to."""
-        found = self._news.get(client)
-        if found is None:
-            found = self._news[client] = News()
-        return found
-
-    def flush(self) -> list[Effect]:
-        """Return everything, and begin anew."""
-        for client in list(self._news):
-            self._tell_finished(client)
-        effects = self._effects
-        effects += [
-            ToHost(host, each.as_message()) for host, each in self._books.items()
-        ]
-        self._effects, self._books = [], {}
-        if not self._muted:
-            return effects
-        return [
-            each
-            for each in effects
-            if not (isinstance(each, ToHost) and each.host in self._muted)
-        ]
-
-    def _tell_finished(self, client: int) -> None:
-        news = self._news.pop(client, None)
-        if news is not None:
-            self._effects.append(ToClient(client, news.as_message()))

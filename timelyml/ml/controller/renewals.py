@@ -16,7 +16,8 @@ from timelyml.ml.controller.arrivals import has_left
 from timelyml.ml.controller.buffers import Buffers
 from timelyml.ml.controller.dispatching import Dispatch
 from timelyml.ml.controller.moves import Moves
-from timelyml.ml.controller.records import Outbox, SliceRecord, StartHosts, device_name
+from timelyml.ml.controller.outbox import Outbox, StartHosts
+from timelyml.ml.controller.records import SliceRecord, device_name
 from timelyml.ml.hosts import Formed, Gone, Present
 from timelyml.ml.resources import ResourceEffect, ResourceManager, SliceState
 from timelyml.runtime.failure import pack_error
@@ -263,7 +264,7 @@ class Renewals:
         gone = Gone(host, island.name, str(error))
         for each in self._islands.values():
             for other in each.living:
-                self._outbox.send(other, gone)
+                self._outbox.order(other, gone)
 
     def _abandon(
         self, island: Island, hit: Iterable[SliceRecord], error: TimelyError

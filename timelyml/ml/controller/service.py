@@ -21,7 +21,9 @@ from timelyml.ml.controller.admission import Limits
 from timelyml.ml.controller.clients import ClientOptions
 from timelyml.ml.controller.core import Core
 from timelyml.ml.controller.messages import Closed
-from timelyml.ml.controller.records import Dismiss, Effect, ToClient, ToHost
+from timelyml.ml.controller.outbox import Dismiss, Effect, ToClient, ToHost, Upkeep
+from timelyml.ml.controller.upkeep_flows import UpkeepFlows
+from timelyml.ml.hosts import Present
 from timelyml.ml.hosts.delays import Delayed
 from timelyml.ml.scheduling import Fifo, Policy, Priority, ProportionalShare
 from timelyml.runtime.failure import pack_error
@@ -64,6 +66,7 @@ class ControllerService:
         )
         delay_s = site.options.get("delay_s", 0.0)
         self._late: Delayed[tuple[int, Any]] = Delayed(delay_s, site.clock, site.wake)
+        self._flows = UpkeepFlows(site, self.handle, self._lose)
         self._inbox: deque[Callable[[], None]] = deque()
         self._clients: dict[int, Receive] = {}
         self._numbers = itertools.count(1)
@@ -111,6 +114,8 @@ class ControllerService:
 
     def handle(self, peer: int, body: Any) -> None:
         """Take a message of a host."""
+        if isinstance(body, Present):
+            self._flows.start(peer)
         if not self._late.take((peer, body)):
             self._core.heard(peer, body, self._site.clock())
 
@@ -141,11 +146,14 @@ class ControllerService:
         for effect in effects:
             if isinstance(effect, ToHost):
                 self._site.send(effect.host, effect.body, effect.lane)
+            elif isinstance(effect, Upkeep):
+                self._flows.send(effect.host, effect.epoch, effect.orders)
             elif isinstance(effect, ToClient):
                 receive = self._clients.get(effect.client)
                 if receive is not None:
                     receive(effect.body)
             elif isinstance(effect, Dismiss):
+                self._flows.forget(effect.host)
                 self._site.dismiss(effect.host, effect.is_at_once)
             else:
                 hosts = self._site.start_workers(effect.num_hosts)
@@ -162,13 +170,22 @@ class ControllerService:
         return min((each for each in deadlines if each is not None), default=None)
 
     def lost(self, peer: int, error: PeerError) -> None:
-        """Give up the island of a host."""
-        self._core.lose(peer, error, self._site.clock())
+        """Give up the island of a host, unless the end of its flow has told of it."""
+        if not self._flows.is_over(peer):
+            self._core.lose(peer, error, self._site.clock())
+            self._due_s = self._core.next_deadline()
+
+    def _lose(self, host: int, error: TimelyError) -> None:
+        """Give up the island of a host whose upkeep is over; it can be told nothing."""
+        self._core.lose(host, error, self._site.clock())
         self._due_s = self._core.next_deadline()
+        if not isinstance(error, PeerError):
+            self._site.dismiss(host, True)
 
     def close(self, error: TimelyError | None) -> None:
         """Tell every client that nothing more comes."""
         self._late.close()
+        self._flows.close()
         error = error or RunStoppedError("the cluster is closed")
         with self._lock:
             self._error = error

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from timelyml.errors import AdmissionError
 from timelyml.ml.controller.messages import Acknowledged, Refused
-from timelyml.ml.controller.records import Outbox
+from timelyml.ml.controller.outbox import Outbox
 from timelyml.ml.controller.traced import AskTrace, LaunchSpan, Traced, TransferSpan
 from timelyml.ml.controller.work import Work
 from timelyml.ml.hosts import Arrival, AskTime, Done, Reports, Time

@@ -31,6 +31,14 @@ from timelyml.ml.hosts.messages import (
 )
 from timelyml.ml.hosts.presence import Present
 from timelyml.ml.hosts.timing import Arrival, AskTime, Time
+from timelyml.ml.hosts.upkeep_messages import (
+    AskHoldings,
+    CarriedOut,
+    CleanUp,
+    ForgetFunctions,
+    Holdings,
+    UpkeepDue,
+)
 
 __all__ = [
     "MESSAGES",
@@ -38,16 +46,21 @@ __all__ = [
     "AbandonSlices",
     "Arrival",
     "Arrived",
+    "AskHoldings",
     "AskTime",
     "Box",
     "Cancel",
+    "CarriedOut",
+    "CleanUp",
     "Compiled",
     "Done",
     "Expect",
     "Export",
+    "ForgetFunctions",
     "Formed",
     "Gone",
     "HeldBox",
+    "Holdings",
     "HostRefused",
     "Leave",
     "Leaving",
@@ -65,6 +78,7 @@ __all__ = [
     "SliceMade",
     "Spilled",
     "Time",
+    "UpkeepDue",
     "boxes_by_device",
     "cover",
     "intersection",

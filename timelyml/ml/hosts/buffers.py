@@ -172,6 +172,16 @@ class BufferStore:
             if (assembly := self._expected.get(number)) is not None:
                 assembly.is_dropped = True
 
+    def leave(self, buffers: Iterable[int]) -> None:
+        """Forget buffers whose slice will stand elsewhere, or here anew.
+
+        Pieces that came early are for there: they take another way than the order.
+        """
+        numbers = tuple(buffers)
+        early = {each: self._early.pop(each) for each in numbers if each in self._early}
+        self.release(numbers)
+        self._early.update(early)
+
     def give_up(self, buffer: int, *, is_coming: bool) -> None:
         """Forget a buffer that was expected; `is_coming` if its pieces will come."""
         assembly = self._expected.get(buffer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -51,6 +51,9 @@ class Loader(Protocol):
     def load(self, computation: Computation, devices: Sequence[jax.Device]) -> Loaded:
         """Return what launches a computation on these devices; takes its time."""
 
+    def forget(self, identity: str) -> None:
+        """Drop what was compiled of a computation."""
+
 
 class Compiler:
     """Compiles computations for slices, one after the other.
@@ -69,13 +72,13 @@ class Compiler:
         self._computations: dict[str, Computation] = {}
         self._executables = executables
         self._pool = ThreadPoolExecutor(1, "timelyml-compile")
-        self._done: deque[tuple[Load, HostSlice, Future[Loaded]]] = deque()
+        self._done: deque[tuple[Load, HostSlice, Future[Loaded], int]] = deque()
 
     def __bool__(self) -> bool:
         """Whether something is compiled that was not told yet."""
         return bool(self._done)
 
-    def load(self, load: Load, slice_: HostSlice) -> None:
+    def load(self, load: Load, slice_: HostSlice, epoch: int) -> None:
         """Compile a computation; it comes once, though it be for several slices."""
         if load.pickled is not None:
             computation = pickle.loads(load.pickled)  # noqa: S301 - of an authenticated client
@@ -85,24 +88,31 @@ class Compiler:
         )
 
         def compiled(done: Future[Loaded]) -> None:
-            self._done.append((load, slice_, done))
+            self._done.append((load, slice_, done, epoch))
             self._wake()
 
         future.add_done_callback(compiled)
 
-    def finished(self) -> Iterator[tuple[Compiled, HostSlice, Loaded | bytes]]:
+    def finished(self) -> Iterator[tuple[Compiled, HostSlice, Loaded | bytes, int]]:
         """Return what there is to tell, for which slice, and what was compiled for it.
 
-        Or, in place of that, the pickled reason why nothing was.
+        Or, in place of that, the pickled reason why nothing was. And the epoch of the
+        order.
         """
         while self._done:
-            load, slice_, future = self._done.popleft()
+            load, slice_, future, epoch = self._done.popleft()
             made = self._outcome(future, load.line)
             if isinstance(made, bytes):
                 news = Compiled(load.identity, slice_.name, NO_NEEDS, made)
             else:
                 news = Compiled(load.identity, slice_.name, made.memory)
-            yield news, slice_, made
+            yield news, slice_, made, epoch
+
+    def forget(self, identities: Iterable[str]) -> None:
+        """Drop computations, and what was compiled of them."""
+        for identity in identities:
+            self._computations.pop(identity, None)
+            self._executables.forget(identity)
 
     def close(self) -> None:
         """End its thread, without waiting for what it compiles."""

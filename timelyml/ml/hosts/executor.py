@@ -21,14 +21,12 @@ from timelyml.ml.hosts.compiling import Compiler, Loaded, Loader
 from timelyml.ml.hosts.lost_peers import Torn, never_came
 from timelyml.ml.hosts.mailbox import Mailbox
 from timelyml.ml.hosts.messages import (
-    Compiled,
     Done,
     Expect,
     Export,
     Gone,
     Leave,
     Left,
-    Load,
     Orders,
     Pieces,
     Prepare,
@@ -40,6 +38,7 @@ from timelyml.ml.hosts.plans import Code, Plan, plan_for
 from timelyml.ml.hosts.runs import Runs, copy_of
 from timelyml.ml.hosts.slices import HostSlice
 from timelyml.ml.hosts.turns import Turn, Turns
+from timelyml.ml.hosts.upkeep_messages import Result
 from timelyml.ml.hosts.waiting import (
     Copied,
     Launched,
@@ -56,7 +55,7 @@ from timelyml.progress import new_tuple
 TURN_S = 1e-3
 """How long launches may go on that end at once, before those that are over are told."""
 
-News: TypeAlias = Over | Compiled | Spilled | Left | tuple[int, Pieces] | Torn
+News: TypeAlias = Over | Result | Spilled | Left | tuple[int, Pieces] | Torn
 """What a host has to tell: the controller, or of pieces the peer that they are for."""
 
 
@@ -76,12 +75,12 @@ class Executor:
         self._wake = wake
         self._host = host
         self._gate = LaunchGate(host, generation=0)
-        self._slices: dict[str, HostSlice] = {}
+        self.slices: dict[str, HostSlice] = {}
         self._waiters: dict[str, Waiter] = {}
         self._free_ns: dict[str, int] = {}
-        self._lines = Lines()
-        self._code: dict[Code, Loaded | bytes] = {}  # or why there is none
-        self._compiler = Compiler(host, wake, executables)
+        self._lines: Lines = {}
+        self.code: dict[Code, Loaded | bytes] = {}  # or why there is none
+        self.compiler = Compiler(host, wake, executables)
         self._mailbox = Mailbox(wake)
         self._hear = self._mailbox.say
         self._prepares: dict[GangKey, Prepare] = {}
@@ -92,11 +91,11 @@ class Executor:
         # Of buffers that are not there yet, or about to be spilled.
         self._exports: dict[int, list[Export]] = {}
         self._spills: set[int] = set()
-        self._plans: dict[int, Plan] = {}
+        self.plans: dict[int, Plan] = {}
         self._runs = Runs(
             self.store,
-            self._slices,
-            self._code,
+            self.slices,
+            self.code,
             self._waiters,
             export=self._export,
             came=self._came,
@@ -104,20 +103,16 @@ class Executor:
 
     def add_slice(self, slice_: HostSlice) -> None:
         """Make a slice known."""
-        self._slices[slice_.name] = slice_
+        self.slices[slice_.name] = slice_
         self._gate.place(slice_.name, slice_.own_devices)
         self._waiters[slice_.name] = self._waiter_of(slice_)
-
-    def load(self, load: Load) -> None:
-        """Compile a computation for a slice, in the background."""
-        self._compiler.load(load, self._slices[load.slice])
 
     def leave(self, leave: Leave) -> None:
         """Send buffers to where their slice will stand, and forget them here."""
         self._spills.difference_update(leave.buffers)
         for export in leave.exports:
             self._export(export)
-        self.store.release(leave.buffers)
+        self.store.leave(leave.buffers)
         for buffer in leave.buffers:  # what was put may be on its way here
             for late in set(self._exports.pop(buffer, ())) & set(leave.exports):
                 self._hear(never_came(late, self._host))
@@ -129,18 +124,18 @@ class Executor:
         self._turns.hurry(found)
         for name in found:
             self._waiters[name].close()
-            self._waiters[name] = self._waiter_of(self._slices[name])
+            self._waiters[name] = self._waiter_of(self.slices[name])
 
     def remap(self, remap: RemapSlice) -> None:
         """Let a slice be where another was made for it; nothing of it is on devices."""
-        slice_, waiter = self._slices.pop(remap.target), self._waiters.pop(remap.target)
-        self._drop_slices([name for name in (remap.slice,) if name in self._slices])
+        slice_, waiter = self.slices.pop(remap.target), self._waiters.pop(remap.target)
+        self._drop_slices([name for name in (remap.slice,) if name in self.slices])
         slice_.name = remap.slice
-        self._slices[remap.slice], self._waiters[remap.slice] = slice_, waiter
+        self.slices[remap.slice], self._waiters[remap.slice] = slice_, waiter
         self._gate.unplace(remap.target)
         self._gate.place(remap.slice, slice_.own_devices)
-        for identity, of in [code for code in self._code if code[1] == remap.target]:
-            self._code[identity, remap.slice] = self._code.pop((identity, of))
+        for identity, of in [code for code in self.code if code[1] == remap.target]:
+            self.code[identity, remap.slice] = self.code.pop((identity, of))
         self.store.moved(slice_)
         for expect in remap.expects:
             self._expect(expect)
@@ -148,7 +143,7 @@ class Executor:
     def load_program(self, number: int, pickled: bytes) -> None:
         """Work out what is to be done of a program, and keep it."""
         program = pickle.loads(pickled)  # noqa: S301 - made by the controller
-        self._plans[number] = plan_for(program, int(self._host))
+        self.plans[number] = plan_for(program, int(self._host))
 
     def take(self, orders: Orders) -> None:
         """Do what the controller decided."""
@@ -198,12 +193,13 @@ class Executor:
         """Go on with what became possible; return what there is to tell."""
         said: list[News] = []
         self._mailbox.own()
-        for compiled, slice_, made in self._compiler.finished():
-            if self._slices.get(slice_.name) is not slice_:
-                continue  # it stands elsewhere by now
+        for compiled, slice_, made, epoch in self.compiler.finished():
+            if self.slices.get(slice_.name) is not slice_:  # it stands elsewhere by now
+                said.append(Result(epoch))
+                continue
             code = compiled.identity, compiled.slice
-            self._code[code] = made
-            said.append(compiled)
+            self.code[code] = made
+            said.append(Result(epoch, compiled))
             self._provide(code)
         self._turns.go_on()
         until = time.monotonic() + TURN_S
@@ -215,25 +211,24 @@ class Executor:
     def has_news(self) -> bool:
         """Whether `advance` would do anything; if not, `wake` is called once it would."""
         due = list(map(Waiter.is_due, self._waiters.values()))  # all, so each watches
-        is_heard = bool(self._mailbox or self._compiler)
-        return is_heard or self._turns.is_due() or any(due)
+        return bool(self._mailbox or self.compiler or self._turns.is_due() or any(due))
 
     def close(self) -> None:
         """End all threads, without waiting for what runs."""
-        self._compiler.close()
+        self.compiler.close()
         for waiter in self._waiters.values():
             waiter.close()
 
     def _drop_slices(self, names: Iterable[str]) -> None:
         for name in names:
-            del self._slices[name]
+            del self.slices[name]
             self._gate.unplace(name)
             self._waiters.pop(name).close()
-            for code in [code for code in self._code if code[1] == name]:
-                del self._code[code]
-            plans = self._plans.items()
+            for code in [code for code in self.code if code[1] == name]:
+                del self.code[code]
+            plans = self.plans.items()
             for number in [x for x, plan in plans if name in plan.program.slices]:
-                del self._plans[number]
+                del self.plans[number]
 
     def _settle(self) -> bool:
         """Look what is over; return whether anything was said."""
@@ -266,21 +261,21 @@ class Executor:
         )
 
     def _expect(self, expect: Expect) -> None:
-        if self.store.expect(expect, self._slices[expect.slice]):
+        if self.store.expect(expect, self.slices[expect.slice]):
             self._came(expect.buffer)
 
     def _prepare(self, prepare: Prepare) -> None:
         key, code = prepare.key, (prepare.computation, prepare.slice)
         self._prepares[key] = prepare
         missing: set[Any] = set(self.store.not_at_hand(prepare.args))
-        if code not in self._code:
+        if code not in self.code:
             missing.add(code)
         self.store.promise(prepare.outs)
         self.store.take(prepare.args)
         self._await(key, missing)
 
     def _begin(self, run: Run) -> None:
-        plan = self._plans[run.program]
+        plan = self.plans[run.program]
         self._runs.begin(run, plan)
         for number, _ in run.failed:
             self._came(run.inputs[number])
@@ -291,7 +286,7 @@ class Executor:
         for block, missing in waiting:  # none may be launched before all are looked at
             key = GangKey(run.name, block.number, 0)
             # What XLA hangs with, if there is much of it, is collectives.
-            is_single = len(self._slices[block.slice].devices) == 1
+            is_single = len(self.slices[block.slice].devices) == 1
             self._await(key, missing, 1 if is_single else len(block.steps))
 
     def _await(self, key: GangKey, missing: set[Any], num_launches: int = 1) -> None:
@@ -357,7 +352,7 @@ class Executor:
         return self._launch_one(ticket.sequence, prepare)
 
     def _launch_one(self, sequence: int, prepare: Prepare) -> Iterator[jax.Array]:
-        code = self._code[prepare.computation, prepare.slice]
+        code = self.code[prepare.computation, prepare.slice]
         buffers = [self.store.get(each) for each in prepare.args]
         failure = failure_of(code, buffers)
         if failure is None and not isinstance(code, bytes):
@@ -368,9 +363,8 @@ class Executor:
                 self.store.put(out, Buffer(prepare.slice, None, failure))
             self._hear(Over(Done(sequence, 0, ((0, failure),), ()), is_awaited=True))
         if self._exports or self._awaited or self._spills:  # mostly nobody waits
-            for out in prepare.outs:
-                if out in self.store:
-                    self._came(out)
+            for out in filter(self.store.__contains__, prepare.outs):
+                self._came(out)
 
     def _start(
         self,

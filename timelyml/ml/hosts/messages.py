@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from timelyml.ml.functions import ArrayType, MemoryNeeds
 from timelyml.ml.hosts.presence import Present
 from timelyml.ml.hosts.timing import Arrival, AskTime, Time
+from timelyml.ml.hosts.upkeep_messages import UpkeepDue
 from timelyml.ml.scheduling import GangKey, Ticket
 
 NO_NEEDS = MemoryNeeds(0, 0, 0, 0)
@@ -382,5 +383,6 @@ MESSAGES = (
     Spilled,
     AskTime,
     Time,
+    UpkeepDue,
 )
 """What the codec encodes at the top; the rest is part of these."""

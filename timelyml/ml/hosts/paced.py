@@ -135,6 +135,9 @@ class PacedExecutables:
         self._times_s = times_s
         self._free_ns: dict[int, int] = {}
 
+    def forget(self, identity: str) -> None:
+        """Nothing: what stands for a computation is made anew each time."""
+
     def load(
         self, computation: Computation, devices: Sequence[jax.Device]
     ) -> PacedExecutable:

@@ -12,8 +12,10 @@ from collections.abc import Iterable
 from timelyml.ml.hosts.messages import Done
 from timelyml.ml.hosts.waiting import Over
 
-HOLD_S = 2e-3
-"""How long the end of a launch may be kept, for others to be told with it."""
+HOLD_S = 6e-3
+"""How long the end of a launch may be kept, for others to be told with it: half of what may
+be under way where nobody else waits for a turn. Elsewhere less than that is ordered, which
+is told as soon as half of it is over."""
 
 
 class PendingReports:
@@ -24,7 +26,7 @@ class PendingReports:
     >>> pending.is_due(num_left=1, now_s=0.0), pending.is_due(num_left=3, now_s=0.0)
     (True, False)
     >>> pending.due_s
-    0.002
+    0.006
     >>> [done.sequence for done in pending.take()], pending.due_s
     ([0], None)
     """

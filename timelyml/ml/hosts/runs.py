@@ -157,7 +157,8 @@ class Runs:
             return
         first, origins = state.run.first_move, state.plan.program.origins
         for move in state.plan.senders:
-            is_coming = origins.get(move, -1) in (-1, *cancel.ordered)
+            origin = origins.get(move, -1)
+            is_coming = origin < 0 or origin in cancel.ordered
             self._store.give_up(first + move, is_coming=is_coming)
         self._store.release(state.run.outputs[x] for x in state.plan.own_outputs)
         for block in sorted(state.blocks_left):

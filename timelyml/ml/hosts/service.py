@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -43,8 +44,20 @@ from timelyml.ml.hosts.pending_reports import PendingReports
 from timelyml.ml.hosts.presence import present_of
 from timelyml.ml.hosts.slices import HostSlice
 from timelyml.ml.hosts.timing import Arrival, AskTime, Time
+from timelyml.ml.hosts.upkeep import Upkeep
+from timelyml.ml.hosts.upkeep_messages import (
+    AskHoldings,
+    CleanUp,
+    ForgetFunctions,
+    Holdings,
+    Result,
+    UpkeepDue,
+)
 from timelyml.ml.hosts.waiting import Over
 from timelyml.runtime.service import ServiceSite
+
+NO_EPOCH = 0
+"""Of orders that a host is told as they are, before it has a flow."""
 
 
 class HostService:
@@ -70,6 +83,7 @@ class HostService:
         self._pending_reports = PendingReports()
         self._moves: list[Arrival] = []
         self._is_traced = False
+        self.upkeep = Upkeep(self._obey)
         self.refusal = ""
         self.is_present = False
 
@@ -124,34 +138,70 @@ class HostService:
             self._handle(peer, body)
 
     def _handle(self, peer: int, body: Any) -> None:
+        if self.upkeep.is_behind and peer == CONTROLLER and _has_place(body):
+            self.upkeep.hold(body)
+        else:
+            self._take_in(peer, body)
+
+    def _obey(self, order: Any, epoch: int) -> tuple[bool, Any]:
+        """Carry out an order of upkeep; return whether it goes on, and a report."""
+        report: Any = None
+        match order:
+            case Load():
+                slice_ = self._executor.slices[order.slice]
+                compiler = self._executor.compiler
+                compiler.load(order, slice_, epoch)
+            case LoadProgram():
+                self._executor.load_program(order.program, order.pickled)
+            case Leave():
+                self._executor.leave(order)
+            case AbandonSlices():
+                self._executor.abandon(order.slices)
+            case Gone():
+                self._hear_of_loss(order)
+            case RemapSlice():
+                self._executor.remap(order)
+            case SliceMade():
+                self._executor.add_slice(HostSlice(order, devices_by_rank()))
+            case CleanUp():
+                self._executor.take(_dropping(order))
+            case ForgetFunctions():
+                self._executor.compiler.forget(order.identities)
+            case AskHoldings():
+                report = self._holdings(epoch)
+            case _:
+                raise InvariantError(
+                    f"host {self._site.index} got what is no order; got {order!r:.200}; "
+                    "expected what the controller says; report it, as this is a bug"
+                )
+        return isinstance(order, Load), report
+
+    def _take_in(self, peer: int, body: Any) -> None:
         match body:
             case Orders():
                 self._executor.take(body)
             case Pieces():
                 self._take(peer, body)
-            case Load():
-                self._executor.load(body)
-            case LoadProgram():
-                self._executor.load_program(body.program, body.pickled)
-            case Leave():
-                self._executor.leave(body)
-            case AbandonSlices():
-                self._executor.abandon(body.slices)
-            case Gone():
-                self._hear_of_loss(body)
-            case RemapSlice():
-                self._executor.remap(body)
-            case SliceMade():
-                self._executor.add_slice(HostSlice(body, devices_by_rank()))
+            case UpkeepDue():
+                self.upkeep.turn(body.epoch)
             case Coordinator() | Formed() | HostRefused():
                 self._hear_of_island(body)
             case AskTime():
                 self._say_time(is_traced=body.is_traced)
             case _:
-                raise InvariantError(
-                    f"host {self._site.index} got what is no order; got {body!r:.200}; "
-                    "expected what the controller says; report it, as this is a bug"
-                )
+                self._obey(body, NO_EPOCH)
+
+    def _holdings(self, epoch: int) -> Holdings:
+        executor = self._executor
+        return Holdings(
+            epoch,
+            os.getpid(),
+            num_slices=len(executor.slices),
+            num_functions=len(executor.code),
+            num_programs=len(executor.plans),
+            num_buffers=len(executor.store),
+            num_launches=executor.num_ordered,
+        )
 
     def _hear_of_loss(self, gone: Gone) -> None:
         self._lost_peers.explain(gone)
@@ -173,6 +223,8 @@ class HostService:
         """Tell what is over, and send what others asked for."""
         for peer, body in self._late.due():
             self._handle(peer, body)
+        for body in self.upkeep.ready():
+            self._take_in(CONTROLLER, body)
         for gone in self._lost_peers.lost(self._site.clock()):
             self._executor.lost(gone)
         said = self._executor.advance()
@@ -185,9 +237,13 @@ class HostService:
                 self._send(*each)
             elif isinstance(each, Torn):
                 self._torn.add(each, now_s)
+            elif isinstance(each, Result):
+                self.upkeep.finish(each)
         for peer, pieces in self._torn.due(now_s):
             self._send(peer, pieces)
-        others = [each for each in said if not isinstance(each, Over | tuple | Torn)]
+        others = [
+            each for each in said if not isinstance(each, Over | tuple | Torn | Result)
+        ]
         # What else is told comes after the launches that were over before.
         if (
             others
@@ -201,7 +257,7 @@ class HostService:
 
     def has_work(self) -> bool:
         """Whether something came from another thread."""
-        return self._executor.has_news()
+        return self._executor.has_news() or self.upkeep.is_ready
 
     def next_deadline(self) -> float | None:
         """Return when something is due that is held back; other threads wake it."""
@@ -247,3 +303,14 @@ class HostService:
             self._take(peer, pieces)
         else:
             self._site.send(peer, pieces, Lane.BULK)
+
+
+def _dropping(clean_up: CleanUp) -> Orders:
+    """Return orders that do no more than drop things."""
+    releases, dropped = clean_up.releases, clean_up.dropped
+    return Orders((), (), (), (), (), (), (), (), releases, (), dropped)
+
+
+def _has_place(body: Any) -> bool:
+    """Whether it matters what the controller said before."""
+    return not isinstance(body, Pieces | AskTime)
