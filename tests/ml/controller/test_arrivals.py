@@ -139,30 +139,10 @@ def lost_at_start(core, host):
     return started, [each.body for each in effects if isinstance(each, ToClient)]
 
 
-def test_an_island_that_loses_a_host_before_it_is_there_is_begun_again():
+def test_a_request_is_refused_with_the_reason_if_an_island_never_was_there():
     core = asked_of_islands_to_come()
-    core.heard(0, Present("cpu", "cpu", 2), 0.0)
-    (wanted,), heard = lost_at_start(core, 1)
-    assert (wanted.num_hosts, heard) == (2, [])
-    core.hosts_started(wanted.order, (2, 3), 0.0)
-    for host in (2, 3):
-        core.heard(host, Arrived("", 2, 2), 0.0)
-    for host in (2, 3):
-        core.heard(host, Present("cpu", "cpu", 2), 0.0)
-    (given,) = [each.body for each in core.flush() if isinstance(each, ToClient)]
-    assert given.devices == ((2, 0), (2, 1), (3, 0), (3, 1))
-
-
-def test_a_request_is_refused_with_the_reason_once_an_island_is_given_up():
-    core = asked_of_islands_to_come()
-    host, (wanted,) = 0, lost_at_start(core, 0)[0]
-    for first in (2, 4):
-        core.hosts_started(wanted.order, (first, first + 1), 0.0)
-        host = first
-        (wanted,), heard = lost_at_start(core, host)
-        assert heard == []
-    core.hosts_started(wanted.order, (), 0.0)  # there are none to be had
-    (refused,) = [each.body for each in core.flush() if isinstance(each, ToClient)]
+    started, (refused,) = lost_at_start(core, 0)
+    assert started == []
     with pytest.raises(SliceError, match=r"no devices.*'a' is lost: worker 0 starved"):
         raise unpack_error(refused.error)
 

@@ -289,13 +289,10 @@ class Renewals:
     def _try_again(self, island: Island, error: TimelyError) -> None:
         """Start others in place of those that could not form an island."""
         before, island.before = island.before, None
-        is_first = before is None and not island.is_complete
         island.error = island.error or error
         for host in island.living:
             self._dismiss(island, host)
         if before is None:
-            if is_first:
-                self.renew(island, len(island.hosts), error)
             return
         self._drop(island)
         before.is_renewing = False
