@@ -58,7 +58,9 @@ def test_the_death_of_another_worker_does_not_concern_a_run():
             flow.run(cluster=cluster, workers=[1])
 
 
-@pytest.mark.parametrize("workers", [[], [0, 0], [1], "0", [None], 1.5, 1])
+@pytest.mark.parametrize(
+    "workers", [[], [0, 0], [1], "0", [None], [0.0], [[0]], 1.5, 1]
+)
 def test_workers_that_are_none_of_the_cluster_are_refused(workers):
     with (
         Cluster(1, mode="inline") as cluster,

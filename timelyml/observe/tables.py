@@ -65,7 +65,7 @@ def hosts_table(hosts: Iterable[HostInfo]) -> Table:
     """Return a table of worker processes that have devices, a line for each."""
     numbers = (
         "process", "devices", "slices", "functions", "programs", "values", "launches",
-        "upkeep",
+        "upkeep", "open epochs",
     )  # fmt: skip
     table = _table("host", "island", numbers=numbers)
     for each in hosts:
@@ -78,6 +78,7 @@ def hosts_table(hosts: Iterable[HostInfo]) -> Table:
             each.num_buffers,
             each.num_launches,
             each.epoch,
+            each.num_open_epochs,
         )
         table.add_row(f"worker {each.host}", each.island, *map(str, counts))
     return table

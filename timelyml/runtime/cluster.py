@@ -335,7 +335,8 @@ def _chosen(workers: Sequence[int], members: Sequence[int]) -> Sequence[int]:
         ConfigError: One is not there or named twice, or there is none.
     """
     chosen = tuple(workers) if isinstance(workers, Sequence) else ()
-    if not chosen or len({*chosen}) < len(chosen) or not {*chosen} <= {*members}:
+    is_known = all(type(x) is int and x in members for x in chosen)
+    if not chosen or not is_known or len({*chosen}) < len(chosen):
         rule = f"some of {list(members)}, each once; cluster.workers has those there"
         raise refusal("workers", workers, rule)
     return chosen

@@ -13,7 +13,7 @@ from timelyml.ml.controller import Register
 from timelyml.ml.controller.code import MAX_UNUSED
 from timelyml.ml.controller.monitored import AskHosts, Hosts
 from timelyml.ml.functions import LogicalMesh
-from timelyml.ml.hosts import CarriedOut, CleanUp
+from timelyml.ml.hosts import CarriedOut, CleanUp, Holdings
 
 
 def orders_of(world, kind):
@@ -70,6 +70,23 @@ def test_an_epoch_is_open_until_each_host_has_carried_it_out():
     world.core.heard(1, CarriedOut(epoch + 1), 0.0)
 
     assert world.core.num_open_epochs == 0
+
+
+def test_hosts_are_listed_while_functions_are_compiled():
+    world = World()
+    slice_ = world.slice(1, 4, "a")
+    world.settle()
+    made = computation("f", 1, 1, LogicalMesh(("x",), (4,)))
+    world.say(1, Register(made.identity, slice_.slice, pickle.dumps(made)))
+    world.say(1, AskHosts(7))
+    epoch = world.upkeep[-1].epoch
+    for host in world.hosts:
+        world.core.heard(host, Holdings(epoch, 100 + host, 1, 0, 0, 0, 0), 0.0)
+    world.flush()
+
+    (found,) = [x for x in world.heard[1] if isinstance(x, Hosts)]
+    assert [x.process_id for x in found.hosts] == [100, 101, 102]
+    assert [x.num_open_epochs for x in found.hosts] == [1, 1, 0]
 
 
 def test_functions_of_gone_clients_are_forgotten_beyond_those_registered_last():

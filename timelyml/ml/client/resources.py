@@ -43,7 +43,8 @@ class Resources:
 
         They are asked in one epoch of their upkeep, after all that was decided before:
         what was given back by then, or belonged to a client that was gone, is not there
-        any more.
+        any more. They answer while functions are compiled, but not one that does not
+        come to it; it is left out once it is given up.
         """
         answer: Hosts = self._ask(AskHosts, "the list of hosts", None)
         return answer.hosts

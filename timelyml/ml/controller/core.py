@@ -291,6 +291,7 @@ class Core:
         self.places.step()
         self._code.step()
         self._let_go()
+        self._monitor.step()
         effects = self._outbox.flush()
         if self._monitor.ask():  # by an epoch that comes after all of this
             effects += self._outbox.flush()

@@ -22,7 +22,9 @@ class HostInfo:
         num_programs: Programs that it keeps, those of collected calls too.
         num_buffers: Values that have a part there.
         num_launches: Launches that were ordered and are not over.
-        epoch: Of its upkeep: it has done all that was decided before.
+        epoch: Of its upkeep: it has obeyed all that was decided before.
+        num_open_epochs: Those before of which something still goes on there: functions
+            that are compiled.
     """
 
     host: int
@@ -35,6 +37,7 @@ class HostInfo:
     num_buffers: int
     num_launches: int
     epoch: int
+    num_open_epochs: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from timelyml.errors import InvariantError
@@ -12,8 +13,28 @@ from timelyml.ml.controller.renewals import Island
 from timelyml.ml.hosts import AskHoldings, CarriedOut, Holdings
 
 
+@dataclass(slots=True)
+class _Question:
+    """What was asked in an epoch: by which clients and requests, and of which hosts."""
+
+    asked_by: list[tuple[int, int]]
+    islands: dict[int, Island]
+    found: dict[int, HostInfo] = field(default_factory=dict)
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether each host has answered, or is gone."""
+        return all(
+            host in self.found or host in island.dead
+            for host, island in self.islands.items()
+        )
+
+
 class Monitor:
     """Answers clients that ask for the state of hosts.
+
+    They need not wait for what goes on in the background on hosts, which may take long:
+    an answer comes once each host has obeyed the orders, and not with its epoch's end.
 
     Args:
         islands: All islands, by their order.
@@ -24,8 +45,7 @@ class Monitor:
         self._islands = islands
         self._outbox = outbox
         self._waiting: list[tuple[int, int]] = []  # clients and requests
-        self._found: dict[int, dict[int, HostInfo]] = {}  # by epoch and host
-        self._asked: dict[int, list[tuple[int, int]]] = {}  # by epoch
+        self._questions: dict[int, _Question] = {}  # by epoch
 
     def handle(self, client: int, message: Any) -> bool:
         """Take what a client asks; return whether it was that."""
@@ -34,21 +54,31 @@ class Monitor:
             return True
         return False
 
+    def step(self) -> None:
+        """Answer what can be."""
+        for epoch, question in list(self._questions.items()):
+            if question.is_answered:
+                del self._questions[epoch]
+                hosts = tuple(info for _, info in sorted(question.found.items()))
+                for client, request in question.asked_by:
+                    self._outbox.tell(client, Hosts(request, hosts))
+
     def ask(self) -> bool:
         """Ask all hosts that are there, if anybody wants to know; all by one epoch."""
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return False
         epochs = self._outbox.epochs
-        epoch = epochs.next
-        self._asked[epoch] = waiting
-        for island in self._islands.values():
-            for host in island.living:
-                if host in island.present:
-                    epochs.order(host, AskHoldings())
-        epochs.when_closed(epoch, lambda: self._answer(epoch))
-        if not epochs:
-            epochs.take()
+        islands = {
+            host: island
+            for island in self._islands.values()
+            for host in island.living
+            if host in island.present
+        }
+        self._questions[epochs.next] = _Question(waiting, islands)
+        for host in islands:
+            epochs.order(host, AskHoldings())
+        self.step()  # there may be none
         return True
 
     def heard(self, host: int, island: Island, message: Any) -> None:
@@ -68,8 +98,8 @@ class Monitor:
                 )
 
     def _note(self, host: int, island: Island, holdings: Holdings) -> None:
-        if holdings.epoch in self._asked:
-            info = HostInfo(
+        if question := self._questions.get(holdings.epoch):
+            question.found[host] = HostInfo(
                 host,
                 island.name,
                 holdings.process_id,
@@ -80,18 +110,11 @@ class Monitor:
                 holdings.num_buffers,
                 holdings.num_launches,
                 holdings.epoch,
+                self._outbox.epochs.num_open_on(host, holdings.epoch),
             )
-            self._found.setdefault(holdings.epoch, {})[host] = info
 
     def leave(self, client: int) -> None:
         """Answer a client no more."""
         self._waiting = [each for each in self._waiting if each[0] != client]
-        for epoch, asked in self._asked.items():
-            self._asked[epoch] = [each for each in asked if each[0] != client]
-
-    def _answer(self, epoch: int) -> None:
-        """Tell what was found, when each host has answered or is gone."""
-        found = self._found.pop(epoch, {})
-        hosts = tuple(info for _, info in sorted(found.items()))
-        for client, request in self._asked.pop(epoch):
-            self._outbox.tell(client, Hosts(request, hosts))
+        for question in self._questions.values():
+            question.asked_by = [x for x in question.asked_by if x[0] != client]

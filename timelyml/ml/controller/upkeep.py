@@ -5,7 +5,7 @@ Here hosts are given their orders; `upkeep_flows.py` brings them there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 
@@ -18,23 +18,23 @@ class Epochs:
     Attributes:
         next: The number of the one that is being given its orders.
 
-    >>> epochs, closed = Epochs(), []
+    >>> epochs = Epochs()
     >>> epochs.order(0, "drop a"), epochs.order(1, "drop b"), epochs.order(1, "drop c")
     (1, 1, 1)
-    >>> epochs.when_closed(1, lambda: closed.append(1))
     >>> epochs.take()
     (1, {0: ['drop a'], 1: ['drop b', 'drop c']})
     >>> epochs.carried_out(0, before=2), epochs.num_open
     (None, 1)
-    >>> epochs.lose(1), closed, epochs.num_open
-    (None, [1], 0)
+    >>> epochs.num_open_on(0, before=2), epochs.num_open_on(1, before=2)
+    (0, 1)
+    >>> epochs.lose(1), epochs.num_open
+    (None, 0)
     """
 
     def __init__(self) -> None:
         self.next = 1
         self._orders: dict[int, list[Any]] = {}
         self._open: dict[int, set[int]] = {}  # hosts that have not carried them out
-        self._actions: dict[int, list[Callable[[], None]]] = {}
 
     def __bool__(self) -> bool:
         """Whether there are orders to be taken."""
@@ -45,14 +45,14 @@ class Epochs:
         """Epochs that were begun and are not closed."""
         return len(self._open)
 
+    def num_open_on(self, host: int, before: int) -> int:
+        """How many epochs before one a host has not carried out."""
+        return sum(x < before and host in hosts for x, hosts in self._open.items())
+
     def order(self, host: int, order: Any) -> int:
         """Have a host do something; return the epoch that this belongs to."""
         self._orders.setdefault(host, []).append(order)
         return self.next
-
-    def when_closed(self, epoch: int, action: Callable[[], None]) -> None:
-        """Do something once the epoch that is being given its orders is closed."""
-        self._actions.setdefault(epoch, []).append(action)
 
     def take(self, without: Collection[int] = ()) -> tuple[int, dict[int, list[Any]]]:
         """Begin the epoch: return its number and orders by host, but of some hosts."""
@@ -60,24 +60,17 @@ class Epochs:
         self.next += 1
         orders, self._orders = self._orders, {}
         found = {host: each for host, each in orders.items() if host not in without}
-        self._open[epoch] = set(found)
-        self._close_if_over(epoch)
+        if found:
+            self._open[epoch] = set(found)
         return epoch, found
 
     def carried_out(self, host: int, before: int | None) -> None:
         """Take note that a host has carried out earlier epochs than one; None: all."""
         for epoch in [x for x in self._open if before is None or x < before]:
-            if host in self._open[epoch]:
-                self._open[epoch].discard(host)
-                self._close_if_over(epoch)
+            self._open[epoch].discard(host)
+            if not self._open[epoch]:
+                del self._open[epoch]
 
     def lose(self, host: int) -> None:
         """Wait for nothing of a host any more."""
         self.carried_out(host, None)
-
-    def _close_if_over(self, epoch: int) -> None:
-        if self._open[epoch]:
-            return
-        del self._open[epoch]
-        for action in self._actions.pop(epoch, ()):
-            action()
