@@ -39,7 +39,13 @@ Array = np.ndarray[Any, Any]
 
 
 class Link(Protocol):
-    """One end of a connection: blocks one way, acknowledgements the other."""
+    """One end of a connection: blocks one way, acknowledgements the other.
+
+    Attributes:
+        early: Blocks that overtook, on their own lane, the acknowledgement before them.
+    """
+
+    early: deque[Array]
 
     def connect(self, endpoint: Endpoint) -> None:
         """Connect to the other end."""
@@ -58,6 +64,7 @@ class TimelyLink:
         token = bytes(16)
         self.transport = ZmqTransport(index, codec=Codec([]), token=token, bind=bind)
         self.endpoint = self.transport.endpoint
+        self.early: deque[Array] = deque()
         self._peer = 1 - index
         self._arrived: deque[Any] = deque()
 
@@ -90,6 +97,7 @@ class BareLink:
     def __init__(self, index: int, bind: str, keys: CurveKeys | None) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
         self._keys = keys
+        self.early: deque[Array] = deque()
         self._pulls = [self._socket(zmq.PULL) for _ in Lane]
         self._pushes = [self._socket(zmq.PUSH) for _ in Lane]
         self._poller = zmq.Poller()
@@ -244,11 +252,16 @@ def _round_trip(index: int, link: Link) -> float:
     start = time.perf_counter()
     if index == 0:
         link.put(None)
-        link.get()
+        _await_acknowledgement(link)
     else:
-        link.get()
+        _await_acknowledgement(link)
         link.put(None)
     return time.perf_counter() - start
+
+
+def _await_acknowledgement(link: Link) -> None:
+    while (block := link.get()) is not None:
+        link.early.append(block)
 
 
 def _stream(link: Link, block: Array, sends: int, receives: int) -> float:
@@ -260,7 +273,7 @@ def _stream(link: Link, block: Array, sends: int, receives: int) -> float:
         if sent < sends and under_way < WINDOW_BYTES:
             link.put(block)
             sent += 1
-        elif link.get() is None:
+        elif (link.early.popleft() if link.early else link.get()) is None:
             acknowledged += 1
         else:
             link.put(None)

@@ -10,7 +10,9 @@ import socket
 import struct
 import subprocess
 import sys
+from collections import deque
 from contextlib import closing, contextmanager
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +28,7 @@ from timelyml.exchange import (
     ZmqTransport,
     split_by_destination,
 )
-from timelyml.exchange.datagrams import send_descriptors
+from timelyml.exchange.datagrams import close_all, descriptor_path, send_descriptors
 from timelyml.exchange.frames import OFFER, Kind, pack_frames, pack_returns, pack_table
 from timelyml.exchange.shared_pool import SEALS, Extents, SharedPool
 
@@ -153,6 +155,49 @@ def test_what_was_made_in_shared_memory_is_lent_without_a_copy(tmp_path):
         assert np.array_equal(got["y"], expected[1][1]["y"])
         del got
         until_free(one, two)
+
+
+def test_columns_that_are_no_plain_bytes_are_gathered_elsewhere():
+    words = [f"word {n}" for n in range(2_000)]
+    masked = np.ma.masked_array(np.arange(2_000), np.arange(2_000) % 3 == 0)
+    columns = [
+        np.array(words, object),
+        np.array(words, np.dtypes.StringDType()),
+        np.array([(n, word) for n, word in enumerate(words)], "i4, O"),
+        masked,
+    ]
+    shards = np.arange(2_000) % 4
+    away = Away(np.arange(4) % 2 == 1, lambda size: np.zeros(size, np.uint8))
+    parts = split_by_destination(columns[0], shards, 4, away=away)
+    assert [part[1] for _, part in parts] == [f"word {n}" for n in range(4, 8)]
+    for column in columns:
+        parts = split_by_destination({"x": column}, shards, 4, away=away)
+        expected = split_by_destination({"x": column}, shards, 4)
+        for (_, part), (_, wanted) in zip(parts, expected, strict=True):
+            assert type(part["x"]) is type(column)
+            assert part["x"].tolist() == wanted["x"].tolist()
+
+
+def test_rows_are_gathered_once_where_there_is_no_such_memory():
+    rows = np.arange(40_000).reshape(-1, 4)
+    away = Away(np.arange(4) % 2 == 1, lambda size: None)
+    parts = split_by_destination(rows, np.arange(10_000) % 4, 4, away=away)
+    assert len({id(part.base) for _, part in parts}) == 1
+
+
+def test_memory_is_offered_again_to_who_had_no_room_for_the_offer(tmp_path):
+    with cluster(private(tmp_path)) as (one, two):
+        until(lambda: one._links[1].broken() is None and one._links[1].is_near, [one])
+        path = descriptor_path(two.endpoint.control)
+        ends = os.pipe()
+        with pytest.raises(BlockingIOError):
+            deque(send_descriptors(path, TOKEN, 5, ends) for _ in count())
+        close_all(ends)
+        assert np.all(send(one, two, rows_of(1)) == 1)
+        assert not one._lending._loans
+        close_all(two._inbox.views._descriptors.take(5))
+        assert np.all(send(one, two, rows_of(1)) == 1)
+        until(lambda: not one.receive() and one._lending._has_takers, [one, two])
 
 
 def test_a_system_without_such_memory_sends_all_by_zeromq(tmp_path):
@@ -285,6 +330,12 @@ with lending(Path(sys.argv[1])) as (one, two):
     assert one._lending.used_bytes >= MIB, "the fork's block is used again"
     forked = child(lambda: one.shared_memory(MIB) is None)
     assert ended_well(forked), "the fork writes where its parent does"
+    forked = child(lambda: os.read(ready, 1) and one._lending._pool.trim() is None)
+    mine = one.shared_memory(MIB)
+    mine[:] = 7
+    os.write(go, b"x")
+    assert ended_well(forked)
+    assert np.all(mine == 7), "the fork gives back what its parent uses"
 """
 
 
@@ -342,6 +393,7 @@ BODY = ENCODER.encode("hello")[0]
     [
         (Kind.LENT, b"", "a table of loans is short"),
         (Kind.LENT, struct.pack("<IQ", 1 << 31, 0), "a table of loans is short"),
+        (Kind.LENT, pack_table(2**64 - 1, [(0, 1)] * 2), "loans have no numbers"),
         (Kind.LENT, pack_table(0, [(MIB, 1)]), "outside of its sender's memory"),
         (Kind.LENT, pack_table(0, [(0, MIB + 1)]), "outside of its sender's memory"),
         (Kind.LENT, pack_table(0, [(1 << 63, 1 << 63)]), "outside of its sender's"),

@@ -450,4 +450,4 @@ def test_workers_that_wait_for_another_leave_it_the_cores():
                 run.input("in").advance_to(epoch + 1)
                 run.probe("seen").wait_until(epoch, TIMEOUT_S)
             used = cpu_seconds(ids.values()) - before
-    assert 0.99 < used < 1.5  # ticks of the clock: one may be missing
+    assert 0.9 < used < 1.5  # each figure of each process is cut to ticks of the clock

@@ -4,8 +4,9 @@ The first frame is a fixed header, the sizes of the buffers, and the codec's bod
 each buffer follows as a frame of its own, however large: cutting 64 MiB into frames
 of 4 MiB makes ZeroMQ a fifth faster, but joining them again costs twice that. Where the
 buffers are lent in the sender's memory, a table of where they lie stands before the body
-and no frame follows; they may overlap, as one block may go to many shards. What is not from a peer of this cluster, of this version, and complete, is refused before
-anything is decoded.
+and no frame follows; they may overlap, as one block may go to many shards. What is not
+from a peer of this cluster, of this version, and complete, is refused before anything is
+decoded.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ _unpack = _HEADER.unpack_from
 OFFER = struct.Struct("<Q")  # the size of the memory that is offered
 _TABLE = struct.Struct("<IQ")  # the number of buffers, the number of the first loan
 _RANGE_BYTES = 16
+_NUM_LOANS = 1 << 64
 
 Range: TypeAlias = tuple[int, int]
 """An offset into the sender's memory, and a size in bytes."""
@@ -129,12 +131,14 @@ def read_table(body: Any) -> tuple[int, list[Range], Any]:
     """Return the first loan's number, where the buffers lie, and the codec's body.
 
     Raises:
-        WireError: The table is cut short.
+        WireError: The table is cut short, or what it numbers cannot be returned.
     """
     if len(body) < _TABLE.size:
         raise garbled("a table of loans is short", f"{len(body)} bytes", "a table")
     count, first = _TABLE.unpack_from(body)
     stop = _TABLE.size + count * _RANGE_BYTES
+    if first + count > _NUM_LOANS:
+        raise garbled("loans have no numbers", f"{count} from {first}", "64 bits")
     if len(body) < stop:
         raise garbled("a table of loans is short", f"{len(body)} bytes", f"{stop}")
     flat = struct.unpack_from(f"<{2 * count}Q", body, _TABLE.size)

@@ -215,6 +215,9 @@ class Lending:
             if self._pool is None:
                 self._pool = SharedPool(self._pool_bytes)
             self._loans[peer] = _send(path, self._token, self._index, self._pool)
+        except BlockingIOError:  # it has not taken those of others yet: offer it again
+            self._offered.discard(peer)
+            return
         except OSError:
             return
         self._tell(peer, Kind.OFFER, OFFER.pack(self._pool.size_bytes))

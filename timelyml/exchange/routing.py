@@ -113,7 +113,7 @@ def split_by_destination(
     if np.any(shards[1:] < shards[:-1]):
         # A stable sort of 8- and 16-bit integers is a radix sort.
         order = np.argsort(shards, kind="stable")
-        if away is not None and size_bytes(payload) >= _LEAST_BYTES:
+        if away is not None and _is_worth_it(payload, away):
             return _gather_apart(payload, order, present, sizes, away)
         payload = take(payload, order)
     return _slices(payload, present, sizes)
@@ -126,6 +126,11 @@ def _slices(payload: Payload, present: Array, sizes: Array) -> Parts:
         (shard, slice_rows(payload, start, stop))
         for shard, start, stop in zip(present.tolist(), starts, stops, strict=True)
     ]
+
+
+def _is_worth_it(payload: Payload, away: Away) -> bool:
+    """Whether there is such memory now: to gather twice costs half as much again."""
+    return size_bytes(payload) >= _LEAST_BYTES and away.memory(1) is not None
 
 
 def _gather_apart(
@@ -154,7 +159,9 @@ def _take_into(
     def gathered(column: Array) -> Array:
         shape = (len(indices), *column.shape[1:])
         size = column.dtype.itemsize * math.prod(shape)
-        room = memory(size) if size >= _LEAST_BYTES else None
+        # References are no bytes, and a subclass is more than its rows.
+        is_plain = type(column) is np.ndarray and not column.dtype.hasobject
+        room = memory(size) if is_plain and size >= _LEAST_BYTES else None
         if room is None:
             return column.take(indices, axis=0)
         # `clip` writes where it is told to; where it may raise, numpy writes twice.

@@ -195,6 +195,8 @@ class SharedPool:
 
     def trim(self) -> None:
         """Give the pages of free memory back to the system."""
+        if os.getpid() != self._process:
+            return  # what was free when this was forked need not be any more
         self._collect()
         for start, size in self._extents.free():
             stop = min(start + size, self._high)
