@@ -12,6 +12,7 @@ from timelyml.errors import PeerError
 from timelyml.ml.controller import Register
 from timelyml.ml.controller.code import MAX_UNUSED
 from timelyml.ml.controller.monitored import AskHosts, Hosts
+from timelyml.ml.controller.outbox import Outbox, ToHost, Upkeep
 from timelyml.ml.functions import LogicalMesh
 from timelyml.ml.hosts import CarriedOut, CleanUp, Holdings
 
@@ -37,6 +38,22 @@ def test_hosts_drop_all_of_a_gone_client_in_epochs_that_close(seed, memory_bytes
         assert host.slices.keys() <= {mine.slice}
         assert (host.buffers | host.copies).keys() <= {x, *y}
     assert world.hosts[0].buffers.get(y[0], "missing") is None
+
+
+def test_upkeep_comes_after_what_its_host_was_told_before_in_the_same_step():
+    outbox = Outbox()
+    outbox.order(0, "make a slice")
+    outbox.book(0).releases.append(7)
+    outbox.order(1, "make it too")  # was told nothing before
+    outbox.order(0, "leave")
+    outbox.book(0).releases.append(8)
+    effects = outbox.flush()
+
+    orders = [(x.host, x.orders) for x in effects if isinstance(x, Upkeep)]
+    releases = [x.body.releases for x in effects if isinstance(x, ToHost)]
+    assert orders == [(0, ("make a slice",)), (1, ("make it too",)), (0, ("leave",))]
+    assert releases == [(7,), (8,)]
+    assert [type(x) for x in effects] == [Upkeep, Upkeep, ToHost, Upkeep, ToHost]
 
 
 @pytest.mark.parametrize("seed", range(8))

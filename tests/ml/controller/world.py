@@ -243,6 +243,9 @@ class FakeHost:
             there |= {x: pack_error(BufferLostError("lost on its way")) for x in late}
         for export in leave.exports:
             self.export(export, there[export.buffer])
+        for export in [e for e in self.exports if e.buffer in leave.buffers]:
+            if export.buffer in self.expected:
+                self.export(export, pack_error(BufferLostError("lost on its way")))
         for number in leave.buffers:
             self.copies.pop(number, None)
             self.buffers.pop(number, None)

@@ -150,14 +150,17 @@ class News:
 
 
 class Outbox:
-    """What follows from events, in order; orders of one step leave as one message.
+    """What follows from events, in order; what a step has for one host leaves together.
 
-    Everything that is sent to a host leaves before the orders of the same step, and what
-    is upkeep before all.
+    Everything that is sent to a host leaves before its orders of the same step, and what
+    is upkeep before all. So upkeep that comes after orders for its host begins another
+    part of the step, which leaves after them: a host that is to send a value, and then to
+    forget it, would else hear of it in the other order.
     """
 
     def __init__(self) -> None:
         self.epochs = Epochs()
+        self._parts: list[Effect] = []  # of this step, that are complete
         self._effects: list[Effect] = []
         self._books: dict[int, OrderBook] = {}
         self._news: dict[int, News] = {}
@@ -187,7 +190,13 @@ class Outbox:
         self._effects.append(ToHost(host, body, lane))
 
     def order(self, host: int, order: Any) -> int:
-        """Have a host do something beside launches; return the epoch of its upkeep."""
+        """Have a host do something beside launches, after all that it is told so far.
+
+        Returns:
+            The epoch of its upkeep.
+        """
+        if host in self._books:
+            self._end_part()
         return self.epochs.order(host, order)
 
     def dismiss(self, host: int, *, is_at_once: bool = False) -> None:
@@ -220,31 +229,37 @@ class Outbox:
         """Return everything, and begin anew."""
         for client in list(self._news):
             self._tell_finished(client)
-        effects = self._effects
-        if self.epochs:
-            effects = self._begin_epoch() + effects
-        if self._is_cleaning:
-            effects += self._clean_up()
-        effects += [
-            ToHost(host, each.as_message()) for host, each in self._books.items()
-        ]
-        self._effects, self._books = [], {}
+        self._end_part()
+        self._is_cleaning = False
+        effects, self._parts = self._parts, []
         if not self._muted:
             return effects
         return [
             each
             for each in effects
-            if not (isinstance(each, ToHost) and each.host in self._muted)
+            if not (isinstance(each, ToHost | Upkeep) and each.host in self._muted)
         ]
+
+    def _end_part(self) -> None:
+        """Let all that follows leave after what there is."""
+        if self.epochs:
+            self._parts += self._begin_epoch()
+        self._parts += self._effects
+        self._effects = []
+        if self._is_cleaning:
+            self._parts += self._clean_up()
+        self._parts += [
+            ToHost(host, each.as_message()) for host, each in self._books.items()
+        ]
+        self._books = {}
 
     def _clean_up(self) -> list[Effect]:
         """Return what is dropped as an epoch of its own, in its place among orders."""
-        self._is_cleaning = False
         effects: list[Effect] = []
         for host, book in list(self._books.items()):
             if not (book.releases or book.dropped):
                 continue
-            self.order(host, CleanUp(tuple(book.releases), tuple(book.dropped)))
+            self.epochs.order(host, CleanUp(tuple(book.releases), tuple(book.dropped)))
             last = OrderBook()  # what is launched next may need their memory
             last.tickets, book.tickets = book.tickets, []
             book.releases, book.dropped = [], []

@@ -291,6 +291,10 @@ class Places:
                     self._give(effect.slice, effect.devices)
                 case TimedOut():
                     self._refuse(effect.slice, effect.error)
+                case Prepare() | Vacate() | Remapped() if (
+                    effect.slice not in self._slices
+                ):
+                    pass  # what was decided before ended its last call
                 case Prepare():
                     self._prepare(effect)
                 case Vacate():

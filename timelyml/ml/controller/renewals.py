@@ -317,7 +317,7 @@ class Renewals:
         slice_.error = pack_error(
             SliceError(
                 f"slice {slice_.name!r} is gone with its island {island.name!r}; got "
-                f"{island.error}; expected its devices to stay; ask for another slice",
+                f"{island.error or island.cause}; expected its devices to stay; ask for another slice",
                 slice=slice_.name,
                 available=self._manager.inventory.describe(),
             )

@@ -12,8 +12,9 @@ from typing import Any
 class Epochs:
     """The epochs of all hosts' orders.
 
-    An epoch has what one step of the controller decided. It is closed once each host that
-    it has orders for has carried them out, or is gone: then nothing is left there anyway.
+    An epoch has what one step of the controller decided, or a part of it. It is closed once
+    each host that it has orders for has carried them out, or is gone: then nothing is left
+    there anyway.
 
     Attributes:
         next: The number of the one that is being given its orders.

@@ -105,6 +105,10 @@ class BufferStore:
         """Return those that will not be there when a launch that uses them has its turn."""
         return set(buffers).difference(self._buffers).difference(self._promised)
 
+    def coming(self, buffers: Iterable[int]) -> set[int]:
+        """Return those of which pieces are missing."""
+        return self._expected.keys() & set(buffers)
+
     def expect(self, expect: Expect, slice_: HostSlice) -> bool:
         """Note a buffer that comes in pieces; True if all of them came before."""
         shape = expect.type.shape

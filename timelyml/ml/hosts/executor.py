@@ -112,10 +112,12 @@ class Executor:
         self._spills.difference_update(leave.buffers)
         for export in leave.exports:
             self._export(export)
+        coming = self.store.coming(leave.buffers)
         self.store.leave(leave.buffers)
-        for buffer in leave.buffers:  # what was put may be on its way here
-            for late in set(self._exports.pop(buffer, ())) & set(leave.exports):
-                self._hear(never_came(late, self._host))
+        for buffer in leave.buffers:
+            for late in self._exports.pop(buffer, ()):
+                if buffer in coming or late in leave.exports:
+                    self._hear(never_came(late, self._host))
         self._waiters[leave.slice].tell(Left(leave.slice))
 
     def abandon(self, slices: Iterable[str]) -> None:

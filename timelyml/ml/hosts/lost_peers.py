@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from timelyml.errors import BufferLostError
+from timelyml.exchange import CONTROLLER
 from timelyml.ml.functions import ArrayType
 from timelyml.ml.hosts.messages import Expect, Export, Gone, Pieces
 from timelyml.ml.hosts.slices import zeros
@@ -84,15 +85,15 @@ def error_of(gone: Gone, expect: Expect) -> BufferLostError:
 def never_came(export: Export, host: str) -> tuple[int, Pieces]:
     """Return for whom they are, and what stands for pieces that a host never had.
 
-    Those that clients put go another way than orders, and may come after a host was told
-    to send them on, as its island is taken apart.
+    Those that clients put, and other hosts send, go another way than orders, and may come
+    after a host was told to send them on, as its island is taken apart.
     """
     error = BufferLostError(
-        f"{export.type} that was put is lost on its way to host {host}; got the loss of "
-        f"another host of its island before it had come; expected it to stay; put it again",
+        f"{export.type} is lost on its way to host {host}; got the loss of another host of "
+        f"its island before it had come; expected it to stay; put or compute it again",
         reason="its island was lost before it had come",
     )
-    pieces = zeros(export.type, export.boxes)
+    pieces = () if export.peer == CONTROLLER else zeros(export.type, export.boxes)
     return export.peer, Pieces(export.target, pieces, pack_error(error))
 
 
