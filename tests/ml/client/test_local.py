@@ -664,6 +664,8 @@ def test_options_that_make_no_sense_are_refused_before_anything_starts():
         local(islands=0)
     with pytest.raises(ConfigError, match="'policy' cannot work; got 'lottery'"):
         local(policy="lottery")
+    with pytest.raises(ConfigError, match=r"'mesh' cannot work; got .-2, -1"):
+        local(devices_per_island=2, mesh=(-2, -1))
     with pytest.raises(ConfigError, match="got 3 for 2 hosts"):
         local(devices_per_island=3, hosts_per_island=2)
     with pytest.raises(

@@ -231,8 +231,8 @@ def _check(who: str, given: IslandOptions, may_join: bool) -> None:
 def _is_mesh(mesh: object, num_devices: int) -> bool:
     if not isinstance(mesh, Sequence) or not 1 <= len(mesh) <= MAX_MESH_DIMENSIONS:
         return False
-    sizes = list(mesh)
-    return all(type(each) is int for each in sizes) and math.prod(sizes) == num_devices
+    are_sizes = all(type(each) is int and each > 0 for each in mesh)
+    return are_sizes and math.prod(mesh) == num_devices
 
 
 def _impossible(who: str, option: str, value: object, expected: str) -> ConfigError:

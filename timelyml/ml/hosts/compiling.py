@@ -73,6 +73,7 @@ class Compiler:
         self._executables = executables
         self._pool = ThreadPoolExecutor(1, "timelyml-compile")
         self._done: deque[tuple[Load, HostSlice, Future[Loaded], int]] = deque()
+        self._under_way: dict[Future[Loaded], HostSlice] = {}
 
     def __bool__(self) -> bool:
         """Whether something is compiled that was not told yet."""
@@ -86,6 +87,7 @@ class Compiler:
         future = self._pool.submit(
             self._executables.load, self._computations[load.identity], slice_.devices
         )
+        self._under_way[future] = slice_
 
         def compiled(done: Future[Loaded]) -> None:
             self._done.append((load, slice_, done, epoch))
@@ -96,17 +98,23 @@ class Compiler:
     def finished(self) -> Iterator[tuple[Compiled, HostSlice, Loaded | bytes, int]]:
         """Return what there is to tell, for which slice, and what was compiled for it.
 
-        Or, in place of that, the pickled reason why nothing was. And the epoch of the
-        order.
+        Or, in place of that, the pickled reason why nothing was, which is empty if its
+        slice was given up. And the epoch of the order.
         """
         while self._done:
             load, slice_, future, epoch = self._done.popleft()
-            made = self._outcome(future, load.line)
+            del self._under_way[future]
+            made = b"" if future.cancelled() else self._outcome(future, load.line)
             if isinstance(made, bytes):
                 news = Compiled(load.identity, slice_.name, NO_NEEDS, made)
             else:
                 news = Compiled(load.identity, slice_.name, made.memory)
             yield news, slice_, made, epoch
+
+    def give_up(self, slice_: HostSlice) -> None:
+        """Compile nothing more for a slice, so that others need not wait for it."""
+        for future in [x for x, of in self._under_way.items() if of is slice_]:
+            future.cancel()
 
     def forget(self, identities: Iterable[str]) -> None:
         """Drop computations, and what was compiled of them."""

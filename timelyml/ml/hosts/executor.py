@@ -223,7 +223,7 @@ class Executor:
 
     def _drop_slices(self, names: Iterable[str]) -> None:
         for name in names:
-            del self.slices[name]
+            self.compiler.give_up(self.slices.pop(name))
             self._gate.unplace(name)
             self._waiters.pop(name).close()
             for code in [code for code in self.code if code[1] == name]:
