@@ -23,8 +23,8 @@ class HostInfo:
         num_buffers: Values that have a part there.
         num_launches: Launches that were ordered and are not over.
         epoch: Of its upkeep: it has obeyed all that was decided before.
-        num_open_epochs: Those before of which something still goes on there: functions
-            that are compiled.
+        num_open_epochs: Those before of which something still goes on there, as
+            functions are compiled, as far as the controller knows.
     """
 
     host: int
