@@ -31,6 +31,11 @@ class Battered(World):
             self.batter(self.rng.random())
         return super().act()
 
+    def flush(self):
+        """Send what follows; mostly of several events, as a step of the service has."""
+        if not self.is_restless or self.rng.random() < 0.4:
+            super().flush()
+
     def batter(self, chance):
         client = self.rng.choice(sorted(self.values))
         if chance < 0.015 and self.num_deaths < MAX_DEATHS:
@@ -44,6 +49,7 @@ class Battered(World):
         elif chance < 0.09:
             self.num_whys += 1
             self.say(client, AskWhy(900_000 + self.num_whys, self.values[client][-1]))
+            super().flush()
             assert any(
                 isinstance(each, Why) and each.request == 900_000 + self.num_whys
                 for each in self.heard[client]
@@ -77,7 +83,7 @@ def burst(world, client, slice_, size):
     return made, num_calls
 
 
-@pytest.mark.parametrize("seed", [*range(6), 36, 53, 117, 124, 165, 237])
+@pytest.mark.parametrize("seed", range(12))
 def test_calls_of_all_clients_end_however_hosts_die_under_them(seed):
     memory = {} if seed % 2 else {"memory_bytes": 400}
     world = Battered(seed, ISLANDS, len(WEIGHTS), WEIGHTS, ProportionalShare, **memory)

@@ -250,6 +250,7 @@ class FakeHost:
             self.copies.pop(number, None)
             self.buffers.pop(number, None)
             self.spills.discard(number)
+            self.lost.discard(number)
             self.exports = [e for e in self.exports if e.buffer != number]
         self.tell(Left(leave.slice))
 

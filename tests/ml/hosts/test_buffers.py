@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from timelyml.ml.functions import ArrayType, type_of
-from timelyml.ml.hosts import Expect, Piece, Pieces, SliceMade
+from timelyml.ml.hosts import Expect, Gone, Piece, Pieces, SliceMade
 from timelyml.ml.hosts.buffers import BufferStore
 from timelyml.ml.hosts.slices import HostSlice, gather, zeros
 
@@ -71,6 +71,18 @@ def test_pieces_that_came_early_outlast_the_move_of_their_slice(host_slice):
     store.leave([7])  # the order takes another way than pieces
     store.add(pieces((2, 4)))
     assert store.expect(Expect(7, "s", FLOAT, ()), host_slice)
+
+
+def test_what_was_lost_on_its_way_comes_when_its_slice_is_there_again(host_slice):
+    store = BufferStore()
+    expected = Expect(7, "s", FLOAT, (), senders=(1,))
+    store.expect(expected, host_slice)
+    assert store.lost(Gone(1, "island-1", "it was killed")) == [7]
+    assert not store.add(pieces((0, 2)))  # of another host, from then
+    store.leave([7])
+    assert not store.add(pieces((0, 4)))
+    assert store.expect(Expect(7, "s", FLOAT, (), senders=(2,)), host_slice)
+    assert store.get(7).error is None
 
 
 def test_what_is_promised_is_at_hand_until_it_is_released(host_slice):

@@ -179,9 +179,11 @@ class BufferStore:
     def leave(self, buffers: Iterable[int]) -> None:
         """Forget buffers whose slice will stand elsewhere, or here anew.
 
-        Pieces that came early are for there: they take another way than the order.
+        Pieces that came early are for there: they take another way than the order. What
+        was lost on its way here may come again.
         """
         numbers = tuple(buffers)
+        self._lost.difference_update(numbers)
         early = {each: self._early.pop(each) for each in numbers if each in self._early}
         self.release(numbers)
         self._early.update(early)
