@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from timelyml import ml
 from timelyml.errors import ConfigError, ScheduleError, TraceError
+from timelyml.ml.moe import balance
 from timelyml.ml.pipeline import gpipe, peak_by_stage
 from timelyml.testing.leftovers import Leftovers
 
@@ -204,11 +206,11 @@ def test_shared_weights_have_one_gradient_and_one_state_of_the_optimiser(slices)
     assert sizes == [1 + 2 * (mix + table), 1 + 2 * mix]
 
 
-def test_replicas_on_two_islands_train_as_one(client):
+def test_replicas_on_two_islands_and_more_on_each_train_as_one(client):
     batches = [batch(8, seed) for seed in range(3)]
     replicas = [
-        [client.slice({"data": 1}, island=f"island-{i}") for _ in range(2)]
-        for i in range(2)
+        [client.slice({"data": 1}, island=f"island-{i // 2}") for _ in range(2)]
+        for i in range(4)
     ]
     pipe = ml.pipeline([first, last], slices=replicas, num_microbatches=2)
     step = pipe.train_step(loss_fn, ADAM)
@@ -217,9 +219,30 @@ def test_replicas_on_two_islands_train_as_one(client):
         state, loss = step(state, *each)
         losses.append(float(loss))
     assert_same((losses, state.params), unpipelined(ADAM, weights(), batches))
-    ours, theirs = (jax.tree.leaves(each.params) for each in state.replicas)
-    for one, other in zip(ours, theirs, strict=True):
-        np.testing.assert_array_equal(one, other)
+    of_all = [jax.tree.leaves(each.params) for each in state.replicas]
+    for leaves in zip(*of_all, strict=True):
+        first_of_all, *others = map(np.asarray, leaves)
+        for each in others:
+            np.testing.assert_array_equal(each, first_of_all)
+
+
+def test_weights_that_lie_cut_on_one_slice_lie_so_on_those_of_all_replicas(client):
+    wide = [client.slice({"model": 2}, island=f"island-{i}") for i in range(2)]
+    specs = {"mix": P(None, "model"), "table": P()}
+    shardings = {name: wide[0].sharding(each) for name, each in specs.items()}
+    params = [client.put(tree, shardings) for tree in weights()]
+    pipe = ml.pipeline(
+        [first, last], slices=[[each] for each in wide], schedule="gpipe",
+        num_microbatches=1,
+    )  # fmt: skip
+    step = pipe.train_step(loss_fn, SGD)
+    state, loss = step(step.init(params), *batch(8))
+
+    expected = unpipelined(SGD, weights(), [batch(8)])
+    assert_same(([float(loss)], state.params), expected)
+    for replica, slice_ in zip(state.replicas, wide, strict=True):
+        assert all(each["mix"].slice is slice_ for each in replica.params)
+        assert all(each["mix"].spec == (None, "model") for each in replica.params)
 
 
 def clipping(limit):
@@ -303,6 +326,51 @@ def test_a_tree_between_stages_carries_a_loss_of_the_way(slices):
     for schedule in ("1f1b", "zb-h1"):
         step = pipe.with_schedule(schedule).train_step(both, SGD)
         assert_same(pipelined(step, weights(), batches), expected)
+
+
+MOE = ml.MoE(num_experts=4, top_k=2, d_ff=3)
+
+
+def with_experts(params, x):
+    out, routed = MOE.dense(params, x)
+    return {"y": x + out, "balance": balance(routed.sums)}
+
+
+def with_experts_too(params, x):
+    out, routed = MOE.dense(params, x["y"])
+    return x["y"] + out, x["balance"] + balance(routed.sums)
+
+
+def balanced_loss(outputs, target):
+    y, of_routers = outputs
+    return jnp.sum((y - target) ** 2) + of_routers, jnp.float32(len(target))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_losses_of_routers_have_the_same_gradients_if_backward_is_split(
+    slices, schedule
+):
+    rng = np.random.default_rng(2)
+    x, target = rng.normal(size=(2, 10, WIDTH)).astype(np.float32)
+    params = [MOE.init(jax.random.key(seed), x) for seed in (1, 2)]
+    pipe = ml.pipeline(
+        [with_experts, with_experts_too], slices=slices, schedule=schedule,
+        num_microbatches=2,
+    )  # fmt: skip
+    step = pipe.train_step(balanced_loss, SGD)
+    state, loss = step(step.init(params), x, target)
+
+    def in_microbatches(params):
+        halves = zip(np.split(x, 2), np.split(target, 2), strict=True)
+        both = [
+            balanced_loss(with_experts_too(params[1], with_experts(params[0], a)), b)[0]
+            for a, b in halves
+        ]
+        return sum(both) / len(x)
+
+    value, gradients = jax.jit(jax.value_and_grad(in_microbatches))(params)
+    expected = jax.tree.map(lambda a, b: a - 0.1 * b, params, gradients)
+    assert_same(([float(loss)], state.params), ([float(value)], expected))
 
 
 def test_no_more_residuals_live_at_once_than_the_formulas_say(pipe):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,22 +22,26 @@ from timelyml.ml.pipeline.updating import applied, mean_of, specs_of
 
 
 def mean(
-    slice_: Slice, borrowed: set[int], params: Any, *, keeps_gradients: bool
+    slice_: Slice,
+    borrowed: set[int],
+    params: Any,
+    summed: Callable[[Any], Any],
+    *,
+    keeps_given: bool,
 ) -> JitFunction:
-    """Return `(gradients, shared, count) -> (mean, squares)` of one stage.
+    """Return `(given, count) -> (mean, squares)` of one stage.
 
     Arguments are those of `updating.update`. The mean has no leaves where weights are
-    borrowed; `squares` is a scalar, the sum over its leaves. Gradients are destroyed
-    unless they are kept for others.
+    borrowed; `squares` is a scalar, the sum over its leaves.
     """
     specs = without(specs_of(params), borrowed)
 
-    def mean(gradients: Any, shared: Any, count: Any) -> tuple[Any, Any]:
-        found = mean_of(gradients, shared, count, borrowed)
+    def mean(given: Any, count: Any) -> tuple[Any, Any]:
+        found = mean_of(summed(given), count, borrowed)
         squares = [jnp.sum(leaf * leaf) for leaf in jax.tree.leaves(found)]
         return found, functools.reduce(operator.add, squares, jnp.float32(0))
 
-    donated = () if keeps_gradients else (0,)
+    donated = () if keeps_given else (0,)
     function: JitFunction = jit(
         mean, slice=slice_, donate_argnums=donated, out_shardings=(specs, None)
     )

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import optax
 
 from timelyml.errors import ConfigError
 from timelyml.ml.client.handle import Handle
+from timelyml.ml.pipeline.all_reduce import AllReduce
+from timelyml.ml.pipeline.chunking import Chunking
 from timelyml.ml.pipeline.clipping import clipped_update, mean, norm
 from timelyml.ml.pipeline.interpreting import Pass
 from timelyml.ml.pipeline.state import Layout, ReplicaState, TrainState
 from timelyml.ml.pipeline.tying import Tie, borrowed, resolve_ties
 from timelyml.ml.pipeline.updating import (
+    added,
     check_optimiser,
     copied,
     start,
     tally,
     update,
 )
+
+Given: TypeAlias = list[Any]
+"""For each replica, what says the gradients of a stage to its update."""
 
 
 class Ending:
@@ -82,38 +88,36 @@ class Ending:
         totals = [each for one in passes for _, each in sorted(one.totals.items())]
         counts = [each for one in passes for _, each in sorted(one.counts.items())]
         loss, count = sum_up(totals, counts)
-        if self._clip_norm is None:
-            replicas = [
-                self._updated(replica, held, passes, count)
-                for replica, held in enumerate(state.replicas)
-            ]
-        else:
-            replicas = self._clipped(state.replicas, passes, count)
+        given = [
+            self._given(index, params, passes)
+            for index, params in enumerate(state.params)
+        ]
+        finish = self._updated if self._clip_norm is None else self._clipped
+        replicas = finish(state.replicas, given, count)
         for replica, new in enumerate(replicas):
             self._hand_out(replica, new)
         return TrainState(replicas), loss
 
     def _updated(
-        self, replica: int, held: ReplicaState, passes: Sequence[Pass], count: Any
-    ) -> ReplicaState:
-        new = ReplicaState([], [], [])
-        for index, params in enumerate(held.params):
-            function = self._update_of(replica, index, params)
-            summed = self._gradients(index, passes)
-            given = params, held.optimiser[index], *summed, count
-            _append(new, function(*given))
+        self, replicas: Sequence[ReplicaState], given: Sequence[Given], count: Any
+    ) -> list[ReplicaState]:
+        new = [ReplicaState([], [], []) for _ in replicas]
+        for replica, held in enumerate(replicas):
+            for index, params in enumerate(held.params):
+                function = self._update_of(replica, index, params)
+                state = held.optimiser[index]
+                updated = function(params, state, given[index][replica], count)
+                _append(new[replica], updated)
         return new
 
     def _clipped(
-        self, replicas: Sequence[ReplicaState], passes: Sequence[Pass], count: Any
+        self, replicas: Sequence[ReplicaState], given: Sequence[Given], count: Any
     ) -> list[ReplicaState]:
         """Update by gradients that are divided first, and as long as they may be."""
         means, squares = [], []
         for replica, held in enumerate(replicas):
             found = [
-                self._mean_of(replica, index, params)(
-                    *self._gradients(index, passes), count
-                )
+                self._mean_of(replica, index, params)(given[index][replica], count)
                 for index, params in enumerate(held.params)
             ]
             means.append([gradients for gradients, _ in found])
@@ -125,8 +129,8 @@ class Ending:
         for replica, held in enumerate(replicas):
             for index, params in enumerate(held.params):
                 function = self._clipped_update_of(replica, index, params)
-                given = params, held.optimiser[index], means[replica][index], length
-                _append(new[replica], function(*given))
+                arguments = params, held.optimiser[index], means[replica][index], length
+                _append(new[replica], function(*arguments))
         return new
 
     def _update_of(self, replica: int, index: int, params: Any) -> Any:
@@ -139,7 +143,8 @@ class Ending:
                 self._optimiser,
                 borrowed(self._ties, index),
                 params,
-                keeps_gradients=self._are_read_elsewhere,
+                self._summed(index, params),
+                keeps_given=self._are_read_elsewhere,
             ),
         )
 
@@ -151,7 +156,8 @@ class Ending:
                 slice_,
                 borrowed(self._ties, index),
                 params,
-                keeps_gradients=self._are_read_elsewhere,
+                self._summed(index, params),
+                keeps_given=self._are_read_elsewhere,
             ),
         )
 
@@ -167,24 +173,51 @@ class Ending:
 
     @property
     def _are_read_elsewhere(self) -> bool:
-        """Whether gradients of a stage are more than that stage's own."""
+        """Whether what updates are given is more than that stage's own."""
         return len(self._layout.slices) > 1 or bool(self._ties)
 
-    def _gradients(
-        self, index: int, passes: Sequence[Pass]
-    ) -> tuple[list[Any], dict[int, list[Any]]]:
-        """Return the gradients of a stage, and those of others for what it owns."""
-        # In the same order on every replica, or they would drift apart.
+    def _summed(self, index: int, params: Any) -> Callable[[Any], Any]:
+        """Return the function of what an update is given that sums it up."""
+        if len(self._layout.slices) > 1:
+            return self._chunking(index, params).joined
+        return lambda given: added(*given)
+
+    def _given(self, index: int, params: Any, passes: Sequence[Pass]) -> Given:
+        """Return for each replica what its update of a stage is given."""
         gradients = [each.gradients[index] for each in passes]
-        shared: dict[int, list[Any]] = {}
-        for tie in self._ties:
-            if tie.owner[0] == index:
-                shared[tie.owner[1]] = [
-                    jax.tree.leaves(each.gradients[stage])[leaf]
-                    for each in passes
-                    for stage, leaf in tie.others
-                ]
-        return gradients, shared
+        shared = [self._shared(index, each) for each in passes]
+        if len(passes) == 1:
+            return list(zip(gradients, shared, strict=True))
+        slices = [self._layout.slice_of(i, index) for i in range(len(passes))]
+        all_reduce = self._layout.once(
+            ("all-reduce", index, slices[0].name, self._ties),
+            lambda: AllReduce(slices, self._chunking(index, params), self._layout.once),
+        )
+        chunks: Given = all_reduce(gradients, shared)
+        return chunks
+
+    def _shared(self, index: int, each: Pass) -> dict[int, list[Any]]:
+        """Return the gradients of other stages for what a stage owns."""
+        return {
+            tie.owner[1]: [
+                jax.tree.leaves(each.gradients[stage])[leaf]
+                for stage, leaf in tie.others
+            ]
+            for tie in self._ties
+            if tie.owner[0] == index
+        }
+
+    def _chunking(self, index: int, params: Any) -> Chunking:
+        found: Chunking = self._layout.once(
+            ("chunking", index, self._ties),
+            lambda: Chunking.of(
+                params,
+                self._layout.slice_of(0, index).mesh,
+                len(self._layout.slices),
+                borrowed(self._ties, index),
+            ),
+        )
+        return found
 
     def _hand_out(self, replica: int, new: ReplicaState) -> None:
         """Bring shared weights from their owners to who else uses them."""

@@ -19,6 +19,7 @@ from timelyml.ml.pipeline.microbatches import cut_batch, masked, padded
 from timelyml.ml.pipeline.observing import PipelineRecord
 from timelyml.ml.pipeline.stages import Stage
 from timelyml.ml.pipeline.state import Layout, ReplicaState, TrainState
+from timelyml.ml.pipeline.updating import copied, specs_of
 
 
 class TrainStep:
@@ -54,9 +55,9 @@ class TrainStep:
         """Bring weights to their slices and begin the optimiser there.
 
         Args:
-            params: The tree of each stage: arrays, or handles on the stage's slice with
-                a sharding of their own. Shared weights are given by every stage that
-                uses them.
+            params: The tree of each stage: arrays, or handles with a sharding of their
+                own, which other replicas get copies of. Shared weights are given by
+                every stage that uses them.
 
         Raises:
             ConfigError: There is not one tree for each stage, a weight is not floating,
@@ -210,8 +211,13 @@ def _is_handle(leaf: Any) -> bool:
 
 
 def _placed(tree: Any, slice_: Slice) -> Any:
-    """Bring weights to a slice whole, those of them that are not on one already."""
+    """Bring weights to a slice: whole, or those on another one cut as they are there."""
+    leaves, structure = jax.tree.flatten(tree)
+    away = [i for i, x in enumerate(leaves) if _is_handle(x) and x.slice is not slice_]
+    if away:
+        came = [leaves[i] for i in away]
+        for i, copy in zip(away, copied(slice_, specs_of(came))(came), strict=True):
+            leaves[i] = copy
     whole = slice_.sharding()
-    return jax.tree.map(
-        lambda leaf: leaf if _is_handle(leaf) else slice_.client.put(leaf, whole), tree
-    )
+    placed = [x if _is_handle(x) else slice_.client.put(x, whole) for x in leaves]
+    return jax.tree.unflatten(structure, placed)

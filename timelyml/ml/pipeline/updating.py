@@ -1,4 +1,4 @@
-"""The update of a stage: gradients of all replicas summed, divided once, and applied.
+"""The update of a stage: gradients of all replicas, summed, are divided once and applied.
 
 Each stage runs the optimiser on its own weights, where they are. That equals the
 optimiser over the whole model only if no update of a stage looks at another stage's
@@ -56,46 +56,49 @@ def update(
     optimiser: optax.GradientTransformation,
     borrowed: set[int],
     params: Any,
+    summed: Callable[[Any], Any],
     *,
-    keeps_gradients: bool,
+    keeps_given: bool,
 ) -> JitFunction:
     """Return the function that ends a step of one stage.
 
-    `(params, state, gradients, shared, count) -> (params, state, zeros)`, where
-    `gradients` are those of each replica, and `shared` those of other stages by the
-    position of the weight that they share. Weights and state are destroyed, and the
-    gradients unless they are kept for others.
+    `(params, state, given, count) -> (params, state, zeros)`, where `summed(given)` are
+    the gradients of all replicas. Weights and state are destroyed, and what is given
+    unless it is kept for others.
     """
     specs = specs_of(params)
 
-    def end(
-        params: Any, state: Any, gradients: Any, shared: Any, count: Any
-    ) -> tuple[Any, Any, Any]:
-        mean = mean_of(gradients, shared, count, borrowed)
+    def end(params: Any, state: Any, given: Any, count: Any) -> tuple[Any, Any, Any]:
+        mean = mean_of(summed(given), count, borrowed)
         return applied(optimiser, borrowed, params, state, mean)
 
     end.__name__ = end.__qualname__ = "update"
-    donated = (0, 1) if keeps_gradients else (0, 1, 2)
+    donated = (0, 1) if keeps_given else (0, 1, 2)
     function: JitFunction = jit(
         end, slice=slice_, donate_argnums=donated, out_shardings=(specs, None, specs)
     )
     return function
 
 
-def mean_of(
-    gradients: Sequence[Any],
-    shared: Mapping[int, Sequence[Any]],
-    count: Any,
-    borrowed: set[int],
-) -> Any:
-    """Sum the gradients of replicas and of tied weights, divide, and drop borrowed ones."""
-    tree = jax.tree.structure(gradients[0])
-    columns = zip(*map(jax.tree.leaves, gradients), strict=True)
-    leaves = [functools.reduce(operator.add, each) for each in columns]
-    for position, added in shared.items():
-        leaves[position] = functools.reduce(operator.add, added, leaves[position])
-    divided = [leaf / jnp.maximum(count, 1).astype(leaf.dtype) for leaf in leaves]
-    return without(jax.tree.unflatten(tree, divided), borrowed)
+def added(gradients: Any, shared: Mapping[int, Sequence[Any]]) -> Any:
+    """Add to the gradients of a stage those that others have of weights that it owns.
+
+    Args:
+        gradients: Its own.
+        shared: Those of others, by the position of the weight.
+    """
+    leaves, tree = jax.tree.flatten(gradients)
+    for position, others in shared.items():
+        leaves[position] = functools.reduce(operator.add, others, leaves[position])
+    return jax.tree.unflatten(tree, leaves)
+
+
+def mean_of(summed: Any, count: Any, borrowed: set[int]) -> Any:
+    """Divide summed gradients by what counts, and drop borrowed ones."""
+    divided = jax.tree.map(
+        lambda leaf: leaf / jnp.maximum(count, 1).astype(leaf.dtype), summed
+    )
+    return without(divided, borrowed)
 
 
 def applied(
@@ -165,11 +168,11 @@ def _refuse_others(
         )
 
 
-def copied(slice_: Slice) -> Callable[[Any], Any]:
-    """Return the function that brings a value to a slice."""
+def copied(slice_: Slice, specs: Any = None) -> Callable[[Any], Any]:
+    """Return the function that brings values to a slice, to lie there by these specs."""
 
     def copy(value: Any) -> Any:
         return value
 
-    function: Callable[[Any], Any] = jit(copy, slice=slice_)
+    function: Callable[[Any], Any] = jit(copy, slice=slice_, out_shardings=specs)
     return function
