@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import resource
 import signal
 import sys
 import tempfile
@@ -17,7 +18,7 @@ import pytest
 import zmq
 
 from timelyml import Cluster, Dataflow
-from timelyml.errors import DeadlineError, PeerError
+from timelyml.errors import ConfigError, DeadlineError, PeerError
 from timelyml.exchange import CONTROLLER, ZmqTransport
 from timelyml.runtime.child import Child
 from timelyml.runtime.launch_processes import ProcessLauncher
@@ -92,6 +93,13 @@ def test_workers_are_fresh_interpreters_with_the_environment_that_jax_needs():
     environment, main = found
     assert environment == ["1", os.environ.get("JAX_PLATFORMS", "cpu"), "20", "yes"]
     assert main == "timelyml.runtime.process"
+
+
+def test_more_workers_than_there_can_be_open_files_for_are_refused(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
+    match = r"got 99999; expected at most \d+, as this process may have 1024 open files"
+    with pytest.raises(ConfigError, match=match), Cluster(99_999):
+        pass
 
 
 def test_tcp_workers_do_the_same_as_ipc_workers():

@@ -11,6 +11,7 @@ import contextlib
 import json
 import math
 import os
+import resource
 import selectors
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from timelyml.errors import ConfigError
 from timelyml.runtime.boot import Boot
 from timelyml.runtime.child import (
     Child,
@@ -42,6 +44,7 @@ LEAVE_TIMEOUT_S = 3.0
 HURRIED_TIMEOUT_S = 0.5  # for workers that have nothing to do any more
 LOOKS_PER_TIMEOUT = 4
 TAIL_BYTES = 4096
+FILES_PER_WORKER = 12  # of the driver: pipes, what tells of an exit, links both ways
 
 
 class ProcessLauncher:
@@ -328,6 +331,24 @@ class ProcessLauncher:
 
 def _is_registered(selector: selectors.BaseSelector, fd: int) -> bool:
     return fd in selector.get_map()
+
+
+def check_room(num_workers: int) -> None:
+    """Refuse more workers than this process may have open files for.
+
+    Raises:
+        ConfigError: They are too many.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if num_workers * FILES_PER_WORKER > limit != resource.RLIM_INFINITY:
+        raise ConfigError(
+            f"option 'workers' cannot work; got {num_workers}; expected at most "
+            f"{limit // FILES_PER_WORKER}, as this process may have {limit} open files "
+            f"and each worker takes {FILES_PER_WORKER}; ask for fewer, "
+            f"or raise the limit with `ulimit -n`",
+            option="workers",
+            value=num_workers,
+        )
 
 
 def python_path(environment: Mapping[str, str]) -> str:

@@ -16,6 +16,9 @@ from timelyml.errors import PeerError
 from timelyml.exchange import Endpoint
 from timelyml.runtime.whereabouts import Place
 
+MOST_NAMED = 8
+"""Of workers that are late, in one sentence."""
+
 
 class Keeper(Protocol):
     """Whoever started the workers, as far as the controller needs it."""
@@ -210,7 +213,9 @@ class Membership:
         late = self.absent()
         is_starting = self.phase is Phase.STARTING
         what = "never came" if is_starting else "never connected to its peers"
-        names = ", ".join(map(str, late))
+        names = ", ".join(map(str, late[:MOST_NAMED]))
+        if len(late) > MOST_NAMED:
+            names += f" and {len(late) - MOST_NAMED} more"
         waited = f"waited {self.startup_timeout_s:g} s for workers {names}"
         return [(worker, f"{what}; {waited}") for worker in late]
 
@@ -221,9 +226,14 @@ class Membership:
         self, worker: int, what: str, place: Mapping[str, Any]
     ) -> PeerError:
         member = self.members[worker]
+        rule = (
+            "to stay; start again what ends with it"
+            if member.has_come
+            else "to come; start fewer, or give them longer by startup_timeout_s"
+        )
         msg = (
             f"{self.describe(worker)} {what}; got a cluster without it; expected all "
-            f"{self.num_workers} workers to stay; start again what ends with it"
+            f"{self.num_workers} workers {rule}"
         )
         error = PeerError(
             msg, worker=worker, process_id=member.process_id, reason=what, **place

@@ -15,7 +15,7 @@ from timelyml.exchange import CONTROLLER, CurveKeys, ZmqTransport
 from timelyml.runtime.boot import Boot, endpoint_to_map
 from timelyml.runtime.controller import Controller
 from timelyml.runtime.guests import Invitation
-from timelyml.runtime.launch_processes import ProcessLauncher
+from timelyml.runtime.launch_processes import ProcessLauncher, check_room
 from timelyml.runtime.scratch import ScratchDirectory
 from timelyml.runtime.service import ServiceSpec
 from timelyml.runtime.session import Session
@@ -47,7 +47,12 @@ class ProcessOptions:
 
 
 def process_session(options: ProcessOptions) -> Session:
-    """Start worker processes; their sockets are private to the user."""
+    """Start worker processes; their sockets are private to the user.
+
+    Raises:
+        ConfigError: They are more than this process may have open files for.
+    """
+    check_room(options.workers)
     scratch = ScratchDirectory()
     token = secrets.token_bytes(TOKEN_BYTES)
     is_tcp = options.transport == "tcp"
