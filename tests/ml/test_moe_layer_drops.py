@@ -1,4 +1,4 @@
-"""What layers drop, and what experts choose, when they run as dataflows."""
+"""How layers score, what they drop, and what experts choose, as dataflows."""
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,18 @@ from tests.ml.moe_cases import (
 from tests.ml.moe_flows import TIMEOUT_S, collected, joined, layer_pass, source_of
 from timelyml import Cluster, Dataflow
 from timelyml.ml import MoE, rows, sharded
-from timelyml.ml.moe import Capacity, Dropping, ExpertChoice, Router, TokenChoice
+from timelyml.ml.moe import (
+    Capacity,
+    Dropping,
+    ExpertChoice,
+    Groups,
+    Router,
+    TokenChoice,
+)
 
 PLACES = {"1": (1, "inline"), "2": (2, "threads"), "4": (4, "threads")}
 LIMIT = Capacity(1.0)
+SCALED_TOLERANCE = 10 * OUTPUT_TOLERANCE  # weights add up to 2.5, outputs to some tens
 
 # By name: the file, its map of what is sent, its weights, and the router.
 DROPS = {
@@ -54,8 +62,8 @@ def by_expert(table):
     return table.sum(axis=2) if table.ndim == 3 else table
 
 
-def spread(chosen, values):
-    table = np.zeros((len(chosen), 4), values.dtype)
+def spread(chosen, values, num_experts=4):
+    table = np.zeros((len(chosen), num_experts), values.dtype)
     np.put_along_axis(table, chosen, values, axis=1)
     return table
 
@@ -92,6 +100,54 @@ def test_layers_drop_what_other_projects_drop(cluster):
             "te,etd->td", weights, gated(params["experts"], golden["logits"])
         )
         np.testing.assert_allclose(out, expected, atol=OUTPUT_TOLERANCE)
+
+
+# By the name in the file: the rule, and whether a bias says who is chosen.
+SCORES = {
+    "softmax_pre": (TokenChoice(4, renormalise=False), False),
+    "softmax_post": (TokenChoice(4), False),
+    "sigmoid": (TokenChoice(4, score="sigmoid"), False),
+    "sigmoid_bias": (TokenChoice(4, score="sigmoid"), True),
+    "sigmoid_bias_scale": (TokenChoice(4, score="sigmoid", scale=2.5), True),
+    "softmax_pre_group": (
+        TokenChoice(4, renormalise=False, groups=Groups(4, 2, num_summed=2)),
+        False,
+    ),
+}
+
+
+def test_layers_score_as_megatron_does(cluster):
+    golden = load("mcore_score_functions")
+    params = random_params(0, d_model=8, experts=8)
+    params["router"] = np.eye(8, dtype=np.float32)  # so that rows are the logits
+    biased = {**params, "bias": golden["expert_bias"]}
+    flow = Dataflow("scores")
+    batch = {"x": golden["logits"]}
+    tokens = source_of(flow, [[batch]])
+
+    def layers(biased, batch):
+        found = {}
+        for name, (rule, has_bias) in SCORES.items():
+            moe = MoE(num_experts=8, num_shards=4, router=Router(rule))
+            held = biased if has_bias else {each: biased[each] for each in params}
+            found[name] = moe(held, batch["x"])
+        return found
+
+    read = collected(sharded.flow(layers)(biased, rows(tokens, batch)))
+    found = read(cluster.run(flow.build(), timeout_s=TIMEOUT_S))
+
+    for name in SCORES:
+        out, routing = jax.tree.map(joined, found[name])
+        chosen, weights = routing.choice.chosen, golden[f"probs_{name}"]
+        sent = spread(chosen, routing.choice.kept, 8)
+        assert (sent == golden[f"map_{name}"]).all(), name
+        np.testing.assert_allclose(
+            spread(chosen, routing.weights, 8), weights, atol=WEIGHT_TOLERANCE
+        )
+        expected = np.einsum(  # (tokens, experts), (experts, tokens, d_model)
+            "te,etd->td", weights, gated(params["experts"], golden["logits"])
+        )
+        np.testing.assert_allclose(out, expected, atol=SCALED_TOLERANCE)
 
 
 def gated(experts, x):
