@@ -191,10 +191,9 @@ class Cluster:
         check_listener(on_message)
         if not (members := self._members()):
             raise deserted_error(self)
-        num_processes = self.options.workers if self.options.mode == "processes" else 1
         if workers is not None:
             members = _chosen(workers, members)
-            num_processes = min(num_processes, len(members))
+        num_processes = len(members) if self.options.mode == "processes" else 1
         mode = default_mode(num_processes, len(os.sched_getaffinity(0)))
         run_config = make_config({"progress_mode": mode, **config})
         resolved = graph.resolve(len(members), placement=run_config.placement)

@@ -16,6 +16,7 @@ from tests.ml.client.test_serving import core_of, start
 from timelyml import Dataflow, ml
 from timelyml.errors import BufferLostError, PeerError
 from timelyml.exchange import ServerKeys
+from timelyml.runtime import cluster
 from timelyml.testing.leftovers import Leftovers, eventually
 
 SOON_S = 10
@@ -122,11 +123,18 @@ def test_workers_form_an_island_whose_end_is_told_by_name(client, join):
     assert float(other(np.float32(1))) == 2.0
 
 
-def test_dataflows_run_on_a_worker_that_joined_until_they_lose_it(server, join):
+def test_dataflows_run_on_a_worker_that_joined_until_they_lose_it(
+    server, join, monkeypatch
+):
     before = squares_on(server.cluster)
     worker = join()
     assert eventually(lambda: server.cluster.num_workers == 2, TIMEOUT_S)
+    counted = []
+    monkeypatch.setattr(
+        cluster, "default_mode", lambda *sizes: counted.append(sizes) or "broadcast"
+    )
     after = squares_on(server.cluster)
+    assert [num_workers for num_workers, _ in counted] == [2]
     processes = processes_of(after, epoch=0)
     assert worker.pid in processes
     assert processes_of(before, epoch=0) == processes - {worker.pid}
