@@ -494,3 +494,17 @@ def test_fields_may_be_called_like_anything():
     codec = Codec([OddNames])
     message = OddNames(1, "a", (1, 2), {"x": None}, Inner(0.5, True))
     assert codec.decode(*codec.encode(message)) == message
+
+
+class Box:
+    def __init__(self, array):
+        self.array = array
+
+
+@pytest.mark.parametrize("memory", [bytes, bytearray])
+def test_arrays_inside_of_objects_can_be_written_whichever_way_they_came(memory):
+    body, (buffer,) = Codec([], allow_pickle=True).encode(Box(np.zeros(10_000)))
+    came = memory(buffer)
+    box = Codec([], allow_pickle=True).decode(body, [came])
+    box.array += 1
+    assert np.all(box.array == 1)

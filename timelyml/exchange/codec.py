@@ -158,6 +158,8 @@ class Codec:
     def decode(self, body: Buffer, buffers: Sequence[Buffer]) -> Any:
         """Return the message; its arrays are read-only views of body and buffers.
 
+        Those inside of pickled objects can be written, as objects had them.
+
         Raises:
             UnreadableError: A pickled value in it does not come back; `rest` is the
                 message with an `Unread` in place of each.
@@ -338,13 +340,18 @@ class Codec:
                 "expected plain values; authenticate the peer"
             )
         _, pickled, indices = items
-        buffers = [self._buffers[index] for index in indices]
+        buffers = [_writable(self._buffers[index]) for index in indices]
         self._num_pickles += 1
         return pickle.loads(pickled, buffers=buffers)  # noqa: S301 - authenticated
 
 
 def _dumps(value: Any, callback: Callable[[pickle.PickleBuffer], bool]) -> bytes:
     return pickle.dumps(value, protocol=5, buffer_callback=callback)
+
+
+def _writable(buffer: Buffer) -> Buffer:
+    """Return memory as objects have it, whichever way it came: a copy of what is lent."""
+    return bytearray(buffer) if memoryview(buffer).readonly else buffer
 
 
 def _encode_tuple(value: Any) -> Any:
