@@ -8,6 +8,7 @@ import pytest
 
 from timelyml.errors import AdmissionError, ConfigError, InvariantError, ProgramError
 from timelyml.ml.scheduling import (
+    DEFAULT_ESTIMATE_NS,
     Drained,
     Fifo,
     Gang,
@@ -301,7 +302,7 @@ def test_a_split_group_keeps_what_is_under_way():
     made.place("one", {"h": ["d1"]})
     child, parent = made._placements.groups_of("one")[0], 0
     times = [made._accounts._by_group[g]["a"].virtual_ns for g in (parent, child)]
-    assert times == [1_000_000] * 2
+    assert times == [DEFAULT_ESTIMATE_NS] * 2
     assert submit(made, "a", "q", GangGraph([Gang("g", "one")])) == []
     assert granted(finish(made, 0, "h")) == ["q"]
 
@@ -406,13 +407,13 @@ def test_one_long_gang_is_next_while_another_runs_and_short_ones_fill_the_window
 
 def test_who_is_alone_has_more_under_way_until_somebody_else_comes():
     ms = 10**6
-    made = scheduler(max_unfinished=32, window_ns=4 * ms, window_alone_ns=12 * ms)
-    graph = GangGraph([Gang("f", "left", estimate_ns=ms)])
+    made = scheduler(max_unfinished=32, window_ns=8 * ms, window_alone_ns=24 * ms)
+    graph = GangGraph([Gang("f", "left", estimate_ns=2 * ms)])
     ordered = [granted(submit(made, "a", f"p{number}", graph)) for number in range(20)]
     assert sum(map(len, ordered)) == 12
     assert made.is_alone("a", "left")
     submit(made, "b", "q", graph)
     assert not made.is_alone("a", "left")
     assert made.is_alone("b", "right")
-    ordered = [granted(finish(made, sequence, "h0")) for sequence in range(9)]
-    assert ordered == [[]] * 8 + [["p12"]]
+    ended = (finish(made, sequence, "h0", device_ns=2 * ms) for sequence in range(9))
+    assert [granted(effects) for effects in ended] == [[]] * 8 + [["p12"]]

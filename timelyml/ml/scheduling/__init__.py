@@ -12,6 +12,7 @@ from timelyml.ml.scheduling.policy import (
 )
 from timelyml.ml.scheduling.scheduler import GangScheduler
 from timelyml.ml.scheduling.values import (
+    DEFAULT_ESTIMATE_NS,
     DEFAULT_WINDOW_NS,
     MAX_UNFINISHED,
     WINDOW_ALONE_NS,
@@ -30,6 +31,7 @@ from timelyml.ml.scheduling.values import (
 )
 
 __all__ = [
+    "DEFAULT_ESTIMATE_NS",
     "DEFAULT_WINDOW_NS",
     "MAX_UNFINISHED",
     "WINDOW_ALONE_NS",

@@ -45,7 +45,7 @@ class Accounts:
             call and the next of a client that waits for each.
     """
 
-    def __init__(self, credit_ns: int = 2 * DEFAULT_WINDOW_NS) -> None:
+    def __init__(self, credit_ns: int = DEFAULT_WINDOW_NS) -> None:
         self._credit_ns = credit_ns
         self._weights: dict[str, int] = {}
         self._by_group: dict[int, dict[str, _Account]] = {}

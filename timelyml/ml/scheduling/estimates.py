@@ -14,7 +14,7 @@ class DurationEstimates:
     >>> estimates = DurationEstimates()
     >>> gang = Gang("f", "slice", estimate_ns=1000)
     >>> estimates.of(gang)
-    1000000
+    2000000
     >>> estimates.learn("f", 1200)
     >>> estimates.of(gang)
     1200

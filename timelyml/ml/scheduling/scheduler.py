@@ -71,7 +71,7 @@ class GangScheduler:
         max_programs: int = 1024,
     ) -> None:
         self.trace: deque[Effect] = deque(maxlen=TRACE_LENGTH)
-        self._accounts = Accounts(2 * window_ns)
+        self._accounts = Accounts(window_ns)
         alone_ns = window_ns if window_alone_ns is None else window_alone_ns
         windows = window_ns, alone_ns
         self._placements = Placements(self._accounts, *windows, max_unfinished)

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from timelyml.errors import ProgramError
 
-DEFAULT_WINDOW_NS = 4_000_000
+DEFAULT_WINDOW_NS = 8_000_000
 """Device time that may be under way on a device before no more is launched there."""
 
 WINDOW_ALONE_NS = 12_000_000
@@ -25,7 +25,7 @@ devices stood idle for a third of the time that short launches took."""
 MAX_UNFINISHED = 32
 """Launches that may be unfinished on a device; XLA on CPU hangs with 48."""
 
-DEFAULT_ESTIMATE_NS = 1_000_000
+DEFAULT_ESTIMATE_NS = 2_000_000
 """Device time of a computation that has never run and states nothing."""
 
 
