@@ -162,7 +162,7 @@ class FakeHost:
             case Leave():
                 self.leave(body)
             case AbandonSlices():
-                self.abandoned.update(body.slices)
+                self.abandon(body.slices)
             case Gone():
                 self.lost_peers.explain(body)
             case Formed():
@@ -233,6 +233,17 @@ class FakeHost:
             self.on_host.add(expect.buffer)
         for pieces in self.early.pop(expect.buffer, []):
             self.add(pieces)
+
+    def abandon(self, slices):
+        """Take what runs there for over: it may wait for a host that is dead."""
+        self.abandoned.update(slices)
+        error = pack_error(BufferLostError("lost as its slice was given up"))
+        for each in [x for x in self.running if x.scratch and x.scratch[0] in slices]:
+            each.errors = ((0, error),)
+            each.output_errors = dict.fromkeys(each.outs, error)
+            self.running.remove(each)
+            self.running.appendleft(each)
+            self.finish()
 
     def leave(self, leave):
         """Send copies of what moves; nothing else of it is left, unless it is cut off."""

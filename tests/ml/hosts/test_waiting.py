@@ -148,3 +148,41 @@ def test_what_was_abandoned_is_not_told_by_another_slice():
     other.settle()
     other.close()
     assert [each.done.sequence for each in said] == [1]
+
+
+class Endless(Given):
+    """An array that waits for a process which is gone."""
+
+    def is_deleted(self):
+        return False
+
+    def is_ready(self):
+        return False
+
+
+def test_what_was_given_up_is_over_in_its_order_and_so_is_what_follows():
+    said, lines, store = [], {}, BufferStore()
+
+    def waiter():
+        return Waiter(
+            "a", said.append, store, lambda: None, devices=("0",), lines=lines
+        )
+
+    before = waiter()
+    for sequence, array in enumerate([Given(), Endless(), Endless()]):
+        started = Started(7, Code(), [array], [0], None)
+        launch = Launched(sequence, (started,), (), time.monotonic_ns())
+        if sequence < 2:
+            before.launched(launch)
+    before.settle()  # the first was taken, so it is over when a later one is
+    assert (said, before.over()) == ([], None)
+
+    after = waiter()
+    after.give_up(before, b"lost")
+    after.launched(launch)
+    while after.is_due():
+        after.settle()
+    after.close()
+    assert [each.done.sequence for each in said] == [0, 1, 2]
+    assert {each.done.errors for each in said} == {((7, b"lost"),)}
+    assert not lines

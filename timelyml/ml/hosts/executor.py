@@ -18,7 +18,7 @@ import jax
 
 from timelyml.ml.hosts.buffers import Buffer, BufferStore, failure_of
 from timelyml.ml.hosts.compiling import Compiler, Loaded, Loader
-from timelyml.ml.hosts.lost_peers import Torn, never_came
+from timelyml.ml.hosts.lost_peers import Torn, given_up, never_came
 from timelyml.ml.hosts.mailbox import Mailbox
 from timelyml.ml.hosts.messages import (
     Done,
@@ -121,12 +121,13 @@ class Executor:
         self._waiters[leave.slice].tell(Left(leave.slice))
 
     def abandon(self, slices: Iterable[str]) -> None:
-        """Wait no more for what runs on slices; what is there of them can be sent."""
+        """Take what runs on slices for over; what is there of them can be sent."""
         found = tuple(slices)
         self._turns.hurry(found)
         for name in found:
-            self._waiters[name].close()
+            before = self._waiters[name]
             self._waiters[name] = self._waiter_of(self.slices[name])
+            self._waiters[name].give_up(before, given_up(name))
 
     def remap(self, remap: RemapSlice) -> None:
         """Let a slice be where another was made for it; nothing of it is on devices."""

@@ -97,6 +97,17 @@ def never_came(export: Export, host: str) -> tuple[int, Pieces]:
     return export.peer, Pieces(export.target, pieces, pack_error(error))
 
 
+def given_up(name: str) -> bytes:
+    """Return, pickled, the error of what runs on a slice whose island is taken apart."""
+    return pack_error(
+        BufferLostError(
+            f"a computation on slice {name!r} was given up; got the loss of another host "
+            "of its island before its end; expected it to stay; run it again",
+            slice=name,
+        )
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Torn:
     """Pieces for a peer that a computation over several hosts failed to make.

@@ -6,6 +6,7 @@ import time
 
 from timelyml.ml.functions import run_failure
 from timelyml.ml.hosts.buffers import Buffer
+from timelyml.ml.hosts.lost_peers import Torn
 from timelyml.ml.hosts.messages import Export, Piece, Pieces
 from timelyml.ml.hosts.slices import gather, zeros
 from timelyml.ml.jax_private import is_ready
@@ -49,3 +50,13 @@ def _pieces_there(buffer: Buffer, export: Export) -> Pieces:
             pieces = gather(buffer.array, export.type, export.boxes)
             return Pieces(export.target, pieces, sent_ns=sent_ns)
     return Pieces(export.target, zeros(export.type, export.boxes), error)
+
+
+def exported(buffer: Buffer, export: Export) -> tuple[int, Pieces] | Torn:
+    """Return pieces of a buffer that is computed, or that they were torn by a failure."""
+    pieces, array = pieces_for(buffer, export), buffer.array
+    if pieces.error is None or buffer.error is not None or array is None:
+        return export.peer, pieces
+    if array.is_fully_addressable:
+        return export.peer, pieces
+    return Torn(export.peer, pieces, export.type)

@@ -24,7 +24,7 @@ from timelyml.ml.hosts.copies import HostCopy
 from timelyml.ml.hosts.lost_peers import Torn
 from timelyml.ml.hosts.messages import Done, Export, Left, Pieces, Spilled
 from timelyml.ml.hosts.paced import PacedArray
-from timelyml.ml.hosts.sending import is_quick, pieces_for
+from timelyml.ml.hosts.sending import exported, is_quick
 from timelyml.ml.jax_private import is_ready
 from timelyml.runtime.failure import pack_error
 
@@ -157,6 +157,7 @@ class Waiter:
         self._line.num_users += 1
         self._start(self._watch, "wait")
         self._is_copying = False
+        self._given_up: bytes | None = None
 
     def launched(self, launch: Launched) -> None:
         """Look for the end of this launch too."""
@@ -168,6 +169,17 @@ class Waiter:
         if self._under_way and self._is_over(self._under_way[0]):
             return self._under_way[0].sequence
         return None
+
+    def give_up(self, before: Waiter, error: bytes) -> None:
+        """Close another of the same slice, and wait no more for any launch on it.
+
+        All are over with an error as they are, also those that follow: what they wait for
+        may never come, and what was ordered behind them must go on.
+        """
+        mine = [each for of, each, _ in before._line.eaten if of is before]
+        before.close()
+        self._given_up = error
+        self._under_way.extend([*mine, *before._under_way])
 
     def settle(self) -> None:
         """Tell of the first launch, which is over."""
@@ -191,9 +203,9 @@ class Waiter:
         several slices, most of the time would be spent waking threads.
         """
         if is_quick(buffer, export):
-            self._say(_exported(buffer, export))
+            self._say(exported(buffer, export))
         else:
-            self._copy(lambda: self._say(_exported(buffer, export)))
+            self._copy(lambda: self._say(exported(buffer, export)))
 
     def spill(self, number: int, buffer: Buffer) -> None:
         """Have a buffer copied to the host, once what was to be sent of it is sent."""
@@ -245,6 +257,8 @@ class Waiter:
 
     def _is_over(self, launch: Launched) -> bool:
         """Whether nothing would be waited for to finish a launch."""
+        if self._given_up is not None:
+            return True
         if launch.sequence == self._seen:  # to ask again takes 17 us with 8 devices
             return True
         for each in launch.started:
@@ -257,6 +271,10 @@ class Waiter:
 
     def _finish(self, launch: Launched) -> None:
         errors: dict[int, bytes] = dict(launch.failures)
+        if self._given_up is not None:
+            lost = dict.fromkeys((x.gang for x in launch.started), self._given_up)
+            self._tell(launch, 0, time.monotonic_ns(), lost | errors)
+            return
         is_alive = not launch.started or launch.sequence == self._seen
         for each in () if is_alive else launch.started:
             error, is_alive = self._wait(each)
@@ -378,12 +396,3 @@ def _copied(number: int, buffer: Buffer) -> Copied:
         return Copied(number, HostCopy.of(buffer.array))
     except Exception as raised:  # noqa: BLE001 - that of its computation
         return Copied(number, None, pack_error(run_failure("of a buffer", raised)))
-
-
-def _exported(buffer: Buffer, export: Export) -> tuple[int, Pieces] | Torn:
-    pieces, array = pieces_for(buffer, export), buffer.array
-    if pieces.error is None or buffer.error is not None or array is None:
-        return export.peer, pieces
-    if array.is_fully_addressable:
-        return export.peer, pieces
-    return Torn(export.peer, pieces, export.type)
