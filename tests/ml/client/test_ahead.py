@@ -183,6 +183,16 @@ def test_a_value_that_was_deleted_before_it_was_sent_is_not_kept():
     rig.close()
 
 
+def test_a_value_that_only_calls_hold_goes_with_them(unhurried):
+    rig = Rig(0)
+    taken = rig.held[0].buffer
+    rig.held.append(rig.call([rig.held.pop(0)], 1)[0])
+    rig.ahead.flush()
+    assert taken not in rig.sender.values
+    rig.check()
+    rig.close()
+
+
 def test_a_value_that_goes_while_calls_are_sent_stays_for_those_that_take_it(unhurried):
     rig = Rig(0)
     made = list(rig.held[:1])

@@ -263,8 +263,12 @@ class Ahead:
 
     def _send(self) -> None:
         batch, self._batch = self._batch, None
-        if batch is None:
-            return
+        if batch is not None:
+            self._send_all(batch)
+            del batch
+            self._releases.flush()  # what nobody but these calls held needs room no more
+
+    def _send_all(self, batch: Batch) -> None:
         # Whoever is held until all is sent is let go after that, and not before.
         handles = [ref() for ref in batch.results]
         held = {x.buffer for x in handles if x is not None and not x.is_deleted()}
