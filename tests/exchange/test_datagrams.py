@@ -10,21 +10,13 @@ import numpy as np
 import pytest
 import zmq
 
-from timelyml.exchange import Endpoint, Lane, LinkFailure, ZmqTransport
+from timelyml.exchange import Endpoint, Lane, LinkFailure
 from timelyml.exchange.datagrams import DATAGRAM_BYTES, DatagramInbox, DatagramLink
 from timelyml.exchange.frames import Kind, pack_frames
 
 from .samples import TOKEN, cluster, codec, data, private, receive, until
 
 ENCODER = codec()
-
-
-@pytest.fixture
-def alone(tmp_path):
-    """A transport that plain sockets talk to."""
-    transport = ZmqTransport(0, codec=codec(), token=TOKEN, bind=private(tmp_path))
-    with closing(transport):
-        yield transport
 
 
 @contextmanager

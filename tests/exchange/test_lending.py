@@ -25,7 +25,6 @@ from timelyml.exchange import (
     Away,
     Lane,
     LinkFailure,
-    ZmqTransport,
     split_by_destination,
 )
 from timelyml.exchange.datagrams import close_all, descriptor_path, send_descriptors
@@ -344,14 +343,6 @@ def test_forks_keep_what_they_see_and_write_nothing(tmp_path):
     program = [sys.executable, "-c", FORKS, str(tmp_path)]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.fixture
-def alone(tmp_path):
-    """A transport that plain sockets talk to."""
-    transport = ZmqTransport(0, codec=codec(), token=TOKEN, bind=private(tmp_path))
-    with closing(transport):
-        yield transport
 
 
 @contextmanager

@@ -48,14 +48,6 @@ def bind(request, tmp_path):
     return private(tmp_path) if request.param == "ipc" else "tcp://127.0.0.1:*"
 
 
-@pytest.fixture
-def alone(tmp_path):
-    """A transport that a plain socket talks to."""
-    transport = ZmqTransport(0, codec=codec(), token=TOKEN, bind=private(tmp_path))
-    with closing(transport):
-        yield transport
-
-
 @contextmanager
 def liar(transport, lane=Lane.CONTROL):
     """A plain PUSH socket that is connected to a transport."""

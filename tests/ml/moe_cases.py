@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from timelyml.ml.moe import (
+    Groups,
+    TokenChoice,
     add_sums,
     balance,
     combine,
@@ -30,6 +32,20 @@ OUTPUT_TOLERANCE = 2.2e-5
 GRADIENT_TOLERANCE = 7.4e-5
 LOSS_TOLERANCE = 4e-5
 WEIGHT_TOLERANCE = 1.3e-6
+
+# Of Megatron, by the name in the file: the rule, and whether a bias says who is chosen.
+MEGATRON_RULES = {
+    "softmax_pre": (TokenChoice(4, renormalise=False), False),
+    "softmax_post": (TokenChoice(4), False),
+    "sigmoid": (TokenChoice(4, score="sigmoid"), False),
+    "sigmoid_bias": (TokenChoice(4, score="sigmoid"), True),
+    "sigmoid_bias_scale": (TokenChoice(4, score="sigmoid", scale=2.5), True),
+    # Four groups of which two are kept; top_k // num_kept scores make a group's.
+    "softmax_pre_group": (
+        TokenChoice(4, renormalise=False, groups=Groups(4, 2, num_summed=2)),
+        False,
+    ),
+}
 
 
 def load(name):

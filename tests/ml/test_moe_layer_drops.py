@@ -7,6 +7,7 @@ import pytest
 
 from tests.ml.moe_cases import (
     GRADIENT_TOLERANCE,
+    MEGATRON_RULES,
     OUTPUT_TOLERANCE,
     WEIGHT_TOLERANCE,
     assert_trees_close,
@@ -21,7 +22,6 @@ from timelyml.ml.moe import (
     Capacity,
     Dropping,
     ExpertChoice,
-    Groups,
     Router,
     TokenChoice,
 )
@@ -102,20 +102,6 @@ def test_layers_drop_what_other_projects_drop(cluster):
         np.testing.assert_allclose(out, expected, atol=OUTPUT_TOLERANCE)
 
 
-# By the name in the file: the rule, and whether a bias says who is chosen.
-SCORES = {
-    "softmax_pre": (TokenChoice(4, renormalise=False), False),
-    "softmax_post": (TokenChoice(4), False),
-    "sigmoid": (TokenChoice(4, score="sigmoid"), False),
-    "sigmoid_bias": (TokenChoice(4, score="sigmoid"), True),
-    "sigmoid_bias_scale": (TokenChoice(4, score="sigmoid", scale=2.5), True),
-    "softmax_pre_group": (
-        TokenChoice(4, renormalise=False, groups=Groups(4, 2, num_summed=2)),
-        False,
-    ),
-}
-
-
 def test_layers_score_as_megatron_does(cluster):
     golden = load("mcore_score_functions")
     params = random_params(0, d_model=8, experts=8)
@@ -127,7 +113,7 @@ def test_layers_score_as_megatron_does(cluster):
 
     def layers(biased, batch):
         found = {}
-        for name, (rule, has_bias) in SCORES.items():
+        for name, (rule, has_bias) in MEGATRON_RULES.items():
             moe = MoE(num_experts=8, num_shards=4, router=Router(rule))
             held = biased if has_bias else {each: biased[each] for each in params}
             found[name] = moe(held, batch["x"])
@@ -136,7 +122,7 @@ def test_layers_score_as_megatron_does(cluster):
     read = collected(sharded.flow(layers)(biased, rows(tokens, batch)))
     found = read(cluster.run(flow.build(), timeout_s=TIMEOUT_S))
 
-    for name in SCORES:
+    for name in MEGATRON_RULES:
         out, routing = jax.tree.map(joined, found[name])
         chosen, weights = routing.choice.chosen, golden[f"probs_{name}"]
         sent = spread(chosen, routing.choice.kept, 8)

@@ -8,6 +8,7 @@ import pytest
 from tests.ml.moe_cases import (
     GRADIENT_TOLERANCE,
     LOSS_TOLERANCE,
+    MEGATRON_RULES,
     OUTPUT_TOLERANCE,
     WEIGHT_TOLERANCE,
     load,
@@ -16,7 +17,6 @@ from timelyml.ml.choice import balance_loss, count_choices
 from timelyml.ml.moe import (
     Capacity,
     Dropping,
-    Groups,
     Router,
     TokenChoice,
     add_sums,
@@ -30,19 +30,6 @@ from timelyml.ml.moe import (
     z_loss,
 )
 
-MEGATRON = {
-    "softmax_pre": (TokenChoice(4, renormalise=False), False),
-    "softmax_post": (TokenChoice(4), False),
-    "sigmoid": (TokenChoice(4, score="sigmoid"), False),
-    "sigmoid_bias": (TokenChoice(4, score="sigmoid"), True),
-    "sigmoid_bias_scale": (TokenChoice(4, score="sigmoid", scale=2.5), True),
-    # Four groups of which two are kept; top_k // num_kept scores make a group's.
-    "softmax_pre_group": (
-        TokenChoice(4, renormalise=False, groups=Groups(4, 2, num_summed=2)),
-        False,
-    ),
-}
-
 
 def spread(choice, values, num_experts):
     """Write `(tokens, top_k)` values into `(tokens, experts)`, zeros elsewhere."""
@@ -51,10 +38,10 @@ def spread(choice, values, num_experts):
     return table
 
 
-@pytest.mark.parametrize("name", MEGATRON)
+@pytest.mark.parametrize("name", MEGATRON_RULES)
 def test_every_score_function_agrees_with_megatron(name):
     golden = load("mcore_score_functions")
-    rule, has_bias = MEGATRON[name]
+    rule, has_bias = MEGATRON_RULES[name]
     logits = jnp.asarray(golden["logits"])
     choice = rule.decide(logits, bias=golden["expert_bias"] if has_bias else None)
     probabilities = spread(choice, rule.weights(logits, choice), 8)
